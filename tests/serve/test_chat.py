@@ -268,7 +268,91 @@ def test_any_start_can_be_gone_on_with(server: RunningServer, start: str) -> Non
 def test_nothing_cannot_be_gone_on_with(server: RunningServer, start: str) -> None:
     messages = [*HI, {"role": "assistant", "content": start}]
     error = server.error(PATH, messages=messages, continue_final_message=True)
-    assert error["param"] == "continue_final_message"
+    assert error["param"] == "messages"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"content": "<think>\nLet me"},
+        {"content": None, "reasoning_content": "Let me"},
+        {"content": "", "reasoning": "\nLet me"},
+    ],
+    ids=str,
+)
+def test_thinking_goes_on(server: RunningServer, last: dict) -> None:
+    server.engine.script = lambda _: server.ids(" think.</think>\n\nYes.<|im_end|>")
+    messages = [*HI, {"role": "assistant", **last}]
+    answer = server.chat(messages=messages, continue_final_message=True)["choices"][0]["message"]
+    assert (answer["reasoning_content"], answer["content"]) == (" think.", "Yes.")
+    assert prompt_text(server).endswith("<|im_start|>assistant\n<think>\nLet me")
+    off = {"messages": messages, "continue_final_message": True, "enable_thinking": False}
+    assert server.error(PATH, **off)["param"] == "messages"
+
+
+def test_whole_thinking_at_the_start_is_content(server: RunningServer) -> None:
+    start = "<think>\nYes.\n</think>\n\nOne"
+    messages = [*HI, {"role": "assistant", "content": start}]
+    server.engine.script = lambda _: server.ids(" two<|im_end|>")
+    answer = server.chat(messages=messages, continue_final_message=True)
+    assert answer["choices"][0]["message"]["content"] == " two"
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_off"),
+    [
+        ({"enable_thinking": False}, True),
+        ({"think": False}, True),
+        ({"think": "none"}, True),
+        ({"think": "high"}, False),
+        ({"thinking": {"type": "disabled"}}, True),
+        ({"thinking": {"type": "enabled", "budget_tokens": 100}}, False),
+        ({"reasoning": {"enabled": False}}, True),
+        ({"reasoning": {"effort": "none"}}, True),
+        ({"reasoning": {"effort": "low", "exclude": True}}, False),
+        ({"reasoning_effort": "none", "enable_thinking": False}, True),
+        ({"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}}, False),
+    ],
+    ids=str,
+)
+def test_every_spelling_of_thinking(server: RunningServer, fields: dict, is_off: bool) -> None:
+    server.chat(max_tokens=1, **fields)
+    assert prompt_text(server).endswith("</think>\n\n") == is_off
+
+
+def test_thinking_that_is_left_out(server: RunningServer) -> None:
+    server.engine.script = lambda _: server.ids("<think>\nHm.\n</think>\n\nYes.<|im_end|>")
+    message = server.chat(reasoning={"exclude": True})["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (None, "Yes.")
+
+
+def test_a_server_that_thinks_when_asked(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(default_chat_template_kwargs={"enable_thinking": False})
+    bodies = {
+        PATH: {"messages": HI, "max_tokens": 1},
+        "/v1/responses": {"input": "hi", "max_output_tokens": 1},
+        "/v1/messages": {"messages": HI, "max_tokens": 1},
+    }
+    wishes = {"/v1/responses": {"reasoning": {"effort": "low"}}}
+    wishes["/v1/messages"] = wishes[PATH] = {"thinking": {"type": "enabled"}}
+    for path, body in bodies.items():
+        for wish in ({}, wishes[path]):
+            assert server.client.post(path, json={**body, **wish}).status_code == 200
+            assert prompt_text(server).endswith("</think>\n\n") != bool(wish)
+
+
+@pytest.mark.parametrize("data", [b"\xef\xbb\xbf", b""])
+def test_what_other_clients_put_around_a_body(server: RunningServer, data: bytes) -> None:
+    data += json.dumps({"messages": HI, "max_tokens": 3.0, "n": 1.0, "store": True}).encode()
+    headers = {"content-type": "application/json", "content-encoding": ""}
+    response = server.client.post(PATH, content=data, headers=headers)
+    assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 3
+
+
+def test_parts_of_other_apis_are_text(server: RunningServer) -> None:
+    parts = [{"type": "refusal", "refusal": "No."}, {"type": "output_text", "text": "Yes."}]
+    server.chat(messages=[*HI, {"role": "assistant", "content": parts}, *HI], max_tokens=1)
+    assert "No.\nYes." in prompt_text(server)
 
 
 def test_limits_of_the_answer(server: RunningServer) -> None:
@@ -309,7 +393,13 @@ def test_limits_of_the_answer(server: RunningServer) -> None:
         ("structured_outputs", {"json": {"not": {}}}),
         ("structured_outputs", {"json": {}, "regex": "a"}),
         ("thinking_token_budget", 5),
-        ("store", True),
+        ("max_tokens", 3.5),
+        ("max_tokens", -1),
+        ("top_p", 0),
+        ("thinking_budget", 0),
+        ("reasoning_budget", 0),
+        ("reasoning_format", "none"),
+        ("thinking", {"type": "perhaps"}),
         ("tools", [{"type": "function", "function": {}}]),
         ("tools", [{"type": "web"}]),
         ("logprobs", 5),

@@ -282,13 +282,14 @@ def turn(**fields: object) -> list[dict]:
                 },
             ],
         ),
-        ("messages", [*HI, {"role": "assistant", "content": [{"type": "redacted_thinking"}]}]),
         ("messages", [{"role": "user", "content": "x y " * 2000}]),
         ("system", [{"type": "image"}]),
         ("tools", [{"name": "add"}]),
         ("tools", [{**TOOLS[0], "strict": True}]),
         ("tool_choice", {"type": "any"}),
         ("tool_choice", {"type": "tool", "name": "add"}),
+        ("tool_choice", {"type": "tool"}),
+        ("enable_thinking", False),
         ("thinking", {"type": "perhaps"}),
         ("output_config", {"format": {"type": "json_schema"}}),
         ("mcp_servers", [{"type": "url"}]),
@@ -338,6 +339,29 @@ def test_a_failure_is_the_last_event(start_server: Callable[..., RunningServer])
     error = json.loads(data.removeprefix("data: "))
     message = "The engine failed on this request."
     assert error == {"type": "error", "error": {"type": "api_error", "message": message}}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "end"),
+    [
+        ([], "<|im_start|>assistant\n"),
+        ([{"type": "redacted_thinking", "data": "x"}], "<|im_start|>assistant\n"),
+        ([{"type": "text", "text": "\n"}], "<|im_start|>assistant\n"),
+        ([{"type": "thinking", "thinking": "Let me"}], "assistant\n<think>\nLet me"),
+    ],
+)
+def test_an_answer_goes_on_where_it_ended(
+    server: RunningServer, blocks: list[dict], end: str
+) -> None:
+    messages = [*HI, {"role": "assistant", "content": blocks}]
+    assert rendered(server, messages=messages).endswith(end)
+
+
+def test_what_a_tool_choice_lacks_is_said_in_this_api_s_words(server: RunningServer) -> None:
+    for choice, words in (({"type": "any"}, "needs tools"), ({"type": "tool"}, "name of a tool")):
+        body = {"messages": HI, "max_tokens": 1, "tool_choice": choice}
+        message = server.client.post(PATH, json=body).json()["error"]["message"]
+        assert words in message and "function'" not in message
 
 
 def test_an_aborted_answer_can_go_on(start_server: Callable[..., RunningServer]) -> None:

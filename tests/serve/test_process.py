@@ -372,12 +372,22 @@ class TestRunning:
         process.terminate()
         assert process.wait(PATIENCE_S) in (0, -signal.SIGTERM)
 
-    def test_the_engine_does_not_outlive_a_killed_server(self) -> None:
+    def test_nothing_outlives_a_killed_server(self) -> None:
+        """Not even what stands still, and so sees no end of its input."""
         with real_server() as server:
-            engine = server.engine_pid
+            demand = {"prompt": "a", "max_tokens": 1, "structured_outputs": {"regex": "a"}}
+            server.client.post("/v1/completions", json=demand).raise_for_status()
+            children = all_children_of(server.process.pid)
+            assert len(children) == 3  # the engine, what renders and what compiles
+            for child in children:
+                os.kill(child, signal.SIGSTOP)
             server.process.kill()
             server.process.wait(PATIENCE_S)
-            wait_until(lambda: not is_running(engine))
+            try:
+                wait_until(lambda: not any(map(is_running, children)))
+            finally:
+                for child in filter(is_running, children):
+                    os.kill(child, signal.SIGKILL)
 
     def test_a_killed_engine_shows(self) -> None:
         with real_server("--restart-engine", "0") as server:

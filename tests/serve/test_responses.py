@@ -305,3 +305,22 @@ def test_it_is_counted_and_listed(server: RunningServer) -> None:
     assert '"/v1/responses"' in server.client.get("/openapi.json").text
     assert 'path="/v1/responses",status="200"' in server.client.get("/metrics").text
     assert server.context.num_sequences == 0
+
+
+@pytest.mark.parametrize("count", range(1, 30))
+def test_a_call_that_is_cut_is_never_announced_as_completed(
+    server: RunningServer, count: int
+) -> None:
+    server.engine.script = lambda _: server.ids(CALL + "<|im_end|>")
+    body = {"tools": TOOLS, "max_output_tokens": count}
+    events = events_of(server, **body)
+    done = [one["item"] for one in events if one["type"] == "response.output_item.done"]
+    last = events[-1]["response"]
+    assert [item["status"] for item in done] == [item["status"] for item in last["output"]]
+    for item in done:
+        if item["type"] == "function_call" and item["status"] == "completed":
+            json.loads(item["arguments"])
+    assert "<" not in str(last["output"])
+    assert [one["status"] for one in respond(server, **body)["output"]] == [
+        item["status"] for item in done
+    ]

@@ -16,6 +16,8 @@ from openspec.grammar.compiler import GrammarLimits
 from tests.serve.conftest import RunningServer
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
+LIMITS = {RESPONSES: "max_output_tokens"}
 HI = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
@@ -78,16 +80,79 @@ def grammar_of_last(server: RunningServer) -> str:
 def test_every_way_to_ask(server: RunningServer, path: str, fields: dict) -> None:
     body = {"messages": HI} if path in (CHAT, "/v1/messages") else {}
     body |= {TEXT: {"prompt": "a"}, RESPONSES: {"input": "hi"}}.get(path, {})
-    limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
-    response = server.client.post(path, json={**body, limit: 4, **fields})
+    limit = {LIMITS.get(path, "max_tokens"): 4}
+    response = server.client.post(path, json={**body, **limit, **fields})
     assert response.status_code == 200, response.text
     assert grammar_of_last(server) in server.engine.grammars
 
 
 def test_free_answers_have_no_grammar(server: RunningServer) -> None:
-    for fields in ({}, {"response_format": {"type": "text"}}, {"tools": [TOOL]}):
+    lax = {"type": "function", "function": {**TOOL["function"], "strict": False}}
+    for fields in ({}, {"response_format": {"type": "text"}}, {"tools": [TOOL]}, {"tools": [lax]}):
         server.chat(max_tokens=2, **fields)
         assert grammar_of_last(server) == ""
+
+
+@pytest.mark.parametrize("tools", [None, [], [{"type": "web_search", "name": "web"}]], ids=str)
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_auto_without_usable_tools_is_text(
+    server: RunningServer, path: str, tools: list[dict] | None
+) -> None:
+    auto = {"type": "auto"} if path == MESSAGES else "auto"
+    body = {"input": "hi"} if path == RESPONSES else {"messages": HI}
+    if path == CHAT and tools:
+        return  # other types of tools are refused by name
+    body |= {"tools": tools, "tool_choice": auto, LIMITS.get(path, "max_tokens"): 4}
+    assert server.client.post(path, json=body).status_code == 200
+    assert grammar_of_last(server) == ""
+
+
+def key_of(server: RunningServer, path: str = CHAT, **body: object) -> str:
+    """The grammar that a request is answered with."""
+    body = {LIMITS.get(path, "max_tokens"): 2, **body}
+    response = server.client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return grammar_of_last(server)
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_a_call_that_must_come_goes_before_the_form_of_the_content(
+    server: RunningServer, path: str
+) -> None:
+    fields, form = {
+        CHAT: ({"tools": [TOOL], "tool_choice": "required"}, {"response_format": FORMAT}),
+        RESPONSES: (
+            {"tools": [{"type": "function", **TOOL["function"]}], "tool_choice": "required"},
+            {"text": {"format": {"type": "json_object"}}},
+        ),
+        MESSAGES: (
+            {"tools": [{"name": "add", "input_schema": SCHEMA}], "tool_choice": {"type": "any"}},
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+        ),
+    }[path]
+    body = {"input": "hi"} if path == RESPONSES else {"messages": HI}
+    assert key_of(server, path, **body, **fields) == key_of(server, path, **body, **fields, **form)
+
+
+def test_a_forced_call_keeps_the_schema_of_a_tool_that_is_not_strict(
+    server: RunningServer,
+) -> None:
+    def asked(parameters: dict, strict: bool | None = None) -> str:
+        function = {"name": "add", "parameters": parameters, "strict": strict}
+        tools = [{"type": "function", "function": function}]
+        key = key_of(server, messages=HI, tools=tools, tool_choice="required")
+        return zlib.decompress(server.engine.grammars[key]).decode("utf-8", "replace")
+
+    assert asked(SCHEMA, strict=False) == asked(SCHEMA)
+    assert asked({"not": {}}, strict=False) == asked({"type": "object"})
+
+
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+def test_a_schema_beside_the_type(server: RunningServer, kind: str) -> None:
+    given = {"type": kind, "schema": SCHEMA}
+    expected = key_of(server, messages=HI, response_format=FORMAT)
+    assert key_of(server, messages=HI, response_format=given) == expected
+    assert key_of(server, RESPONSES, input="hi", text={"format": given}) == expected
 
 
 @pytest.mark.parametrize(
@@ -115,10 +180,15 @@ def test_free_answers_have_no_grammar(server: RunningServer) -> None:
         (CHAT, {"response_format": FORMAT, "guided_regex": "a"}, "guided_regex", "leave out"),
         (
             CHAT,
-            {"response_format": FORMAT, "tools": [TOOL], "tool_choice": "required"},
+            {
+                "response_format": FORMAT,
+                "messages": [*HI, {"role": "assistant", "content": '{"a":'}],
+                "continue_final_message": True,
+            },
             "response_format",
-            "leave out one",
+            "continue_final_message",
         ),
+        (CHAT, {"response_format": {"type": "json_schema", "schema": 5}}, "response_format", "obj"),
         (
             CHAT,
             {"response_format": {**FORMAT, "json_schema": {"schema": SCHEMA, "strict": True}}},
@@ -141,7 +211,7 @@ def test_conflicts_say_what_to_leave_out(
     server: RunningServer, path: str, fields: dict, param: str, words: str
 ) -> None:
     body = {"prompt": "a"} if path == TEXT else {"messages": HI}
-    error = server.error(path, **body, **fields)
+    error = server.error(path, **{**body, **fields})
     assert error["param"] == param and words in error["message"], error
 
 

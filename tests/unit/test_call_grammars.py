@@ -251,6 +251,15 @@ def test_value_types_take_few_steps() -> None:
     assert found["f"]["a"] == {"string"}
 
 
+def test_value_types_of_a_tool_do_not_depend_on_others() -> None:
+    """The parser knows all tools, the grammar those that may be called."""
+    parameters = {f"p{i}": {"$ref": "#/$defs/x"} for i in range(60)}
+    schemas = {
+        f"f{i}": {"properties": parameters, "$defs": {"x": {"type": "integer"}}} for i in range(200)
+    }
+    assert types_of_tools(schemas) == {name: value_types(one) for name, one in schemas.items()}
+
+
 SETTING = {
     "type": "object",
     "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}, "unit": {"enum": ["c"]}},
@@ -279,8 +288,8 @@ def test_required_arguments_are_never_left_out(form: str, has_names: bool) -> No
 
 
 CALLS = {
-    "hermes": ["<tool_call>\n", '{"name": "now", "arguments": {"any": 1}}', "\n</tool_call>"],
-    "mistral": ["[TOOL_CALLS]", 'now[ARGS]{"any": 1}'],
+    "hermes": ["<tool_call>\n", '{"name": "now", "arguments": {}}', "\n</tool_call>"],
+    "mistral": ["[TOOL_CALLS]", "now[ARGS]{}"],
     "qwen3_coder": ["<tool_call>\n", "<function=now>\n</function>", "\n</tool_call>"],
 }
 
@@ -376,4 +385,17 @@ def test_tools_that_cannot_be_enforced() -> None:
     with pytest.raises(RequestError, match=re.escape("f: #/properties/a/not")) as caught:
         answer_format(asked())
     assert "strict: false" in str(caught.value) and caught.value.param == "tools"
-    assert answer_format(asked(free=True))
+    assert answer_format(asked(free=True)) == answer_format(asked(lenient=True))
+
+
+def test_what_coder_calls_cannot_write_is_free_for_lenient_tools() -> None:
+    schema = {"type": "object", "properties": {"<a>": {"type": "string"}}, "required": ["<a>"]}
+
+    def asked(**fields: bool) -> Demand:
+        tools = [ToolDemand(name="f", parameters=schema, **fields)]
+        calls = CallDemand(tools=tools, must_come=True, parallel=False)
+        return Demand(calls=calls, form="qwen3_coder")
+
+    with pytest.raises(RequestError, match="parameter's name"):
+        answer_format(asked())
+    assert answer_format(asked(lenient=True)) == answer_format(asked(free=True))

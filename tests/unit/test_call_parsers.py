@@ -399,3 +399,41 @@ def test_arguments_go_out_as_they_come() -> None:
             for piece in parser.push(text[start : start + 8]):
                 num_out += len(piece.text) if isinstance(piece, CallArguments) else 0
             assert num_out > start - 100
+
+
+WHOLE = {
+    "hermes": f"Text.\n{H}\n{H}",
+    "qwen3_coder": (
+        "Text.\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n"
+        "<parameter=b>\n2\n</parameter>\n</function>\n</tool_call>"
+    ),
+    "mistral": "Text.\n[TOOL_CALLS][" + ADD + ", " + ADD + "]",
+    "llama3_json": "Text.\n<|python_tag|>" + ADD,
+}
+
+
+@pytest.mark.parametrize("form", WHOLE)
+def test_what_a_limit_leaves_of_tags_is_no_content(form: str) -> None:
+    text = WHOLE[form]
+    for end in range(len(text)):
+        for size in (1, 7, len(text)):
+            parser = CALL_PARSERS[form](TYPES)
+            pieces = [text[at : min(at + size, end)] for at in range(0, end, size)]
+            found = [piece for one in pieces for piece in parser.push(one)]
+            found += parser.push("", is_last=True, is_cut=True)
+            content = "".join(piece.text for piece in found if isinstance(piece, Content))
+            assert content.rstrip("\n") == text[: min(end, len("Text."))], (end, size)
+            calls = joined(found)
+            for piece, call in zip(
+                (one for one in found if isinstance(one, CallEnd)),
+                (one for one in calls if isinstance(one, tuple)),
+                strict=True,
+            ):
+                assert piece.is_cut or json.loads(call[1])
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama3_json"])
+def test_content_that_looks_like_a_call_survives_a_limit(form: str) -> None:
+    texts = {"hermes": "a <tool_call> b", "llama3_json": '{"city": "Bonn", "population": 33'}
+    parser = CALL_PARSERS[form](TYPES)
+    assert joined(parser.push(texts[form], is_last=True, is_cut=True)) == [texts[form]]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from openspec.child_process import FrameSplitter
 from openspec.config import EngineConfig
 from openspec.engine.core.fan_out import fan_out
 from openspec.engine.processes.child import EngineChild
@@ -24,7 +25,6 @@ from openspec.engine.processes.output_stream import join_outputs
 from openspec.engine.processes.protocol import (
     Abort,
     EngineChannel,
-    FrameSplitter,
     ReadStats,
     Submit,
     frame,

@@ -82,7 +82,7 @@ def drawn(found: Automaton, rng: random.Random) -> str:
     text, state = "", 0
     while True:
         row = found.arcs(state)
-        if found.may_end(state) and (not row or rng.random() < 0.2):
+        if found.accepts(text) and (not row or rng.random() < 0.2):
             return text
         low, high, state = rng.choice(row)
         text += chr(rng.randint(low, high))

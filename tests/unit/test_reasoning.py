@@ -64,3 +64,20 @@ def test_thinking_whose_first_tag_may_be_missing(text: str, expected: tuple[str,
 def test_held_back() -> None:
     assert held_back("abc</th", "</think>") == 4
     assert held_back("abc", "</think>") == 0
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_what_a_limit_leaves_of_tags_is_no_text(is_open: bool) -> None:
+    text = ("" if is_open else "<think>\n") + "<think>\nHm.\n</think>\n\nYes."
+    for end in range(len(text)):
+        for size in (1, 5, len(text)):
+            splitter = ReasoningSplitter(is_open=is_open)
+            pieces = [text[at : min(at + size, end)] for at in range(0, end, size)]
+            found = [splitter.push(one) for one in pieces] + [splitter.push("", True, True)]
+            thinking, answer = ("".join(parts) for parts in zip(*found, strict=True))
+            assert "Hm.".startswith(thinking) and "Yes.".startswith(answer)
+
+
+def test_the_second_opening_tag_alone_is_dropped() -> None:
+    splitter = ReasoningSplitter()
+    assert splitter.push("<think>\n<think>\na <think> b</think>c") == ("a <think> b", "c")

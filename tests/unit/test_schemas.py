@@ -44,11 +44,25 @@ def test_braces_are_not_doubled() -> None:
     assert all(text.lstrip()[1:].lstrip()[:1] in ('"', "}") for text in answers(data, 10))
 
 
-def test_an_empty_object_ends() -> None:
-    data = compiled_schema({"type": "object", "properties": {}})
-    closed = compiled_schema({"type": "object", "additionalProperties": False})
-    assert accepts(data, '{"any":1}')
-    assert all(len(text) <= 40 and json.loads(text) == {} for text in answers(closed, 20))
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "additionalProperties": False},
+        {"type": "object", "properties": {}},
+        {"properties": {}},
+        {"allOf": [{"type": "object"}, {"properties": {}}]},
+    ],
+    ids=str,
+)
+def test_an_object_without_properties_is_empty(schema: dict) -> None:
+    assert all(json.loads(text) == {} for text in answers(compiled_schema(schema), 20))
+    inner = compiled_schema({"type": "array", "items": schema})
+    assert accepts(inner, "[{}]") and not accepts(inner, '[{"any":1}]')
+
+
+@pytest.mark.parametrize("open_by", [{}, {"properties": {}, "additionalProperties": True}])
+def test_an_object_of_which_nothing_is_said_is_any(open_by: dict) -> None:
+    assert accepts(compiled_schema({"type": "object", **open_by}), '{"any":1}')
 
 
 def test_published_kinds_of_schemas(request: pytest.FixtureRequest) -> None:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from openspec.child_process import FrameSplitter, environment, frame, write_all
 from openspec.errors import EngineError, RequestError
-from openspec.grammar.child_process import Frames, environment, frame
 from openspec.grammar.lanes import Reply
 from openspec.grammar.worker import Request, Start
 
@@ -182,17 +182,13 @@ class GrammarCompiler:
         with self._lock:
             self._is_closed = True
             process, self._process = self._process, None
-            jobs = self._take_all()
+            jobs = list(self._jobs.values())
+            self._jobs.clear()
+            self._by_key.clear()
         if process is not None:
             process.end()
         for job in jobs:
             job.future.set_exception(EngineError("the compiler of grammars is closed"))
-
-    def _take_all(self) -> list[_Job]:
-        jobs = list(self._jobs.values())
-        self._jobs.clear()
-        self._by_key.clear()
-        return jobs
 
     def _forget_job(self, job: _Job) -> None:
         del self._jobs[job.request.number], self._by_key[job.key]
@@ -381,15 +377,13 @@ class _Process:
         assert process.stdin is not None
         try:
             while (content := self._outbox.get()) is not None:
-                left = memoryview(content)
-                while left:
-                    left = left[os.write(process.stdin.fileno(), left) :]
+                write_all(process.stdin.fileno(), content)
         except OSError:
             process.kill()  # the reader sees the end
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        stream, frames, poll = process.stdout.fileno(), Frames(), select.poll()
+        stream, frames, poll = process.stdout.fileno(), FrameSplitter(), select.poll()
         poll.register(stream, select.POLLIN)
         while True:
             if not poll.poll(SILENCE_S * 1000):
@@ -399,5 +393,5 @@ class _Process:
             received = os.read(stream, 1 << 20)
             if not received:
                 return
-            for content in frames.push(received):
+            for content in frames.feed(received):
                 self._hear(msgspec.msgpack.decode(content, type=Reply))

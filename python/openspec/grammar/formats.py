@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
 from openspec.grammar.patterns.automaton import Automaton
 from openspec.grammar.patterns.nodes import PatternError
 from openspec.grammar.patterns.pattern import Pattern
-from openspec.grammar.schemas.constraints import Budget, Unenforceable
 from openspec.grammar.schemas.json_tree import Anything, JsonTree, Object, Others
-from openspec.grammar.schemas.schema import enforceable
 
 Format: TypeAlias = dict[str, Any]
 
@@ -75,18 +72,6 @@ def any_number(content: Format) -> Format:
 def tag(begin: str, content: Format, end: str) -> Format:
     """Content between two texts."""
     return {"type": "tag", "begin": begin, "content": content, "end": end}
-
-
-def rewritten(schema: JsonValue, budget: Budget) -> JsonTree:
-    """A request's schema as a tree; `budget` is what is left for all schemas of the request.
-
-    Raises:
-        RequestError: it cannot be enforced, with the place as a JSON pointer.
-    """
-    try:
-        return enforceable(schema, budget)
-    except Unenforceable as error:
-        raise RequestError(str(error)) from None
 
 
 def regex_format(source: str) -> Format:

@@ -11,7 +11,6 @@ knows their states. All limits are processor time of the child.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -24,8 +23,8 @@ from typing import Literal
 
 import msgspec
 
+from openspec.child_process import FrameSplitter, die_with_owner, frame, limit_memory, processor_s
 from openspec.errors import RequestError
-from openspec.grammar.child_process import Frames, frame, limit_memory
 
 SLICE_S = 0.25
 FEWEST_S = 0.015
@@ -38,8 +37,6 @@ WALL_FACTOR = 20
 WALL_GRACE_S = 2.0
 """A child that gets no processor is ended by the clock on the wall, far later."""
 MAX_WAIT_S = 1.0
-
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
@@ -82,11 +79,7 @@ class _Attempt:
     def used_s(self) -> float:
         """Its processor time, or what the clock on the wall leaves of it."""
         wall_s = (time.monotonic() - self.started_s - WALL_GRACE_S) / WALL_FACTOR
-        try:
-            # The clock of another process; include/linux/posix-timers.h says how it is named.
-            return max(time.clock_gettime((~self.pid << 3) | 2), wall_s)
-        except OSError:  # it has ended
-            return wall_s
+        return max(processor_s(self.pid), wall_s)
 
     def end(self) -> float:
         """Ends the child; returns the processor time that it took."""
@@ -113,11 +106,6 @@ class Lanes:
         self._is_slow_next = False
 
     @property
-    def is_idle(self) -> bool:
-        """Whether nobody waits."""
-        return not (self._fresh or self._again or self._slow or self._attempts)
-
-    @property
     def pipes(self) -> list[int]:
         """What `hear` is to be called with once there is something to read."""
         return [attempt.pipe for attempt in self._attempts]
@@ -140,15 +128,18 @@ class Lanes:
                     return
         for attempt in self._attempts:
             if attempt.job.number == number:
-                self._leave(attempt, attempt.end())
+                self._leave(attempt)
 
     def close(self) -> None:
         """Ends all children."""
         for attempt in self._attempts:
-            self._leave(attempt, attempt.end())
+            self._leave(attempt)
 
     def step(self) -> float | None:
-        """Ends who has had its time and starts who may; returns when to come back, in seconds."""
+        """Ends who has had its time and starts who may.
+
+        Returns the seconds after which to come back; None: nobody waits.
+        """
         waits = []
         if self._in_fast is not None:
             waits.append(self._check_fast(self._in_fast))
@@ -160,22 +151,20 @@ class Lanes:
         if self._in_slow is None and (job := self._next_slow()):
             self._in_slow = self._start(job)
             waits.append(0.0)
-        if not waits:
-            return None if self.is_idle else 0.0
-        return min(max(min(waits), FEWEST_S / 4), MAX_WAIT_S)
+        return min(max(min(waits), FEWEST_S / 4), MAX_WAIT_S) if waits else None
 
     def hear(self, pipe: int) -> None:
         """Reads what a child says; its end brings the reply."""
-        found = [attempt for attempt in self._attempts if attempt.pipe == pipe]
-        for attempt in found:
-            said = os.read(pipe, 1 << 20)
-            attempt.reply += said
-            if not said:
-                self._hear_end(attempt)
+        for attempt in self._attempts:
+            if attempt.pipe == pipe:
+                said = os.read(pipe, 1 << 20)
+                attempt.reply += said
+                if not said:
+                    self._hear_end(attempt)
 
     def _hear_end(self, attempt: _Attempt) -> None:
-        job, whole = attempt.job, Frames().push(bytes(attempt.reply))
-        self._leave(attempt, attempt.end())
+        job, whole = attempt.job, FrameSplitter().feed(bytes(attempt.reply))
+        self._leave(attempt)
         if whole:
             self._send(whole[0])
             return
@@ -185,7 +174,8 @@ class Lanes:
         else:
             self._answer(job, "ended", "the compile process ended")
 
-    def _leave(self, attempt: _Attempt, used_s: float) -> None:
+    def _leave(self, attempt: _Attempt) -> None:
+        used_s = attempt.end()
         attempt.job.granted_s = max(attempt.job.granted_s, used_s)
         if attempt is self._in_slow:
             self._in_slow = None
@@ -232,12 +222,12 @@ class Lanes:
         return min([SLICE_S, max(FEWEST_S, min(shares, default=SLICE_S))])
 
     def _put_back(self, attempt: _Attempt) -> None:
-        self._leave(attempt, attempt.end())
+        self._leave(attempt)
         job = attempt.job
         (self._again if job.granted_s < SLICE_S else self._slow).append(job)
 
     def _refuse(self, attempt: _Attempt, limit_s: float) -> float:
-        self._leave(attempt, attempt.end())
+        self._leave(attempt)
         crowd = "" if limit_s == self._limit_s else ", the limit while others wait as well"
         message = f"compiling it takes longer than {limit_s:.3g} s of processor time{crowd}"
         self._answer(attempt.job, "late" if crowd else "refused", message)
@@ -278,7 +268,7 @@ class Lanes:
         return _Attempt(job, pid, pipe)
 
     def _be_child(self, job: _Job, owner: int, pipe: int) -> None:
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        die_with_owner()
         if os.getppid() != owner:
             return
         for stream in (0, 1):  # the owner's ends: it would not see that the process has ended

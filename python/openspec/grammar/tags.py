@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
-from openspec.grammar.formats import Format, grammar_format, json_of, regex_format, rewritten
+from openspec.grammar.formats import Format, grammar_format, json_of, regex_format
 from openspec.grammar.schemas.constraints import Budget
+from openspec.grammar.schemas.schema import enforceable
 
 MAX_TAG_DEPTH = 32
 MAX_FORMATS = 20_000
@@ -33,6 +34,9 @@ _KEYS = {
     "dispatch": "rules loop excludes",
 }
 """What a format may have beside its type. Others of the library's are refused by name."""
+_FLAGS = ("at_least_one", "stop_after_first", "loop")
+_OPTIONAL = (*_FLAGS, "excludes")
+_MAY_BE_EMPTY = "optional star any_text triggered_tags tags_with_separator dispatch".split()
 
 
 def structural_tag_format(given: JsonValue, budget: Budget) -> Format:
@@ -98,57 +102,51 @@ class _Tag:
             known = ", ".join(sorted(_KEYS))
             shown = repr(kind[:64]) if isinstance(kind, str) else "of another kind than a text"
             raise RequestError(f"{place}: type {shown} is not supported; known are {known}")
-        keys = set(_KEYS[kind].split())
-        if unknown := set(given) - keys - {"type"}:
-            raise _unknown(f"{place}: {kind}", min(unknown), keys)
+        keys = _KEYS[kind].split()
+        if unknown := set(given) - {*keys, "type"}:
+            raise _unknown(f"{place}: {kind}", min(unknown), set(keys))
         if kind == "json_schema":
             return _json_schema(given, place, self._budget)
-        check = _CHECKS.get(kind)
-        if check is not None:
-            return check(given, place)
-        return {"type": kind, **self._parts(given, kind, place, depth + 1)}
+        if kind == "regex":
+            return _regex(given, place)
+        parts: Format = {
+            key: self._part(key, given.get(key), f"{place}.{key}", depth + 1)
+            for key in keys
+            if key in given or key not in _OPTIONAL
+        }
+        if kind == "grammar":
+            return _placed(place, lambda: grammar_format(parts["grammar"]))
+        if kind in ("star", "plus", "repeat") and _may_be_empty(parts["content"]):
+            raise RequestError(f"{place}.content may be empty, so it cannot be repeated")
+        if kind == "repeat" and parts["max"] != -1 and parts["min"] > parts["max"]:
+            raise RequestError(f"{place}: min is larger than max")
+        return {"type": kind, **parts}
 
-    def _parts(
-        self, given: Mapping[str, JsonValue], kind: str, place: str, depth: int
-    ) -> dict[str, JsonValue]:
-        parts: dict[str, JsonValue] = {}
-        keys = _KEYS[kind].split()
-        if "content" in keys:
-            content = self.format(given.get("content"), f"{place}.content", depth)
-            if kind in ("star", "plus", "repeat") and _may_be_empty(content):
-                raise RequestError(f"{place}.content may be empty, so it cannot be repeated")
-            parts["content"] = content
-        for key in ("elements", "tags"):
-            if key in keys:
-                parts[key] = [
-                    self.format(_typed(item, key), f"{place}.{key}[{index}]", depth)
-                    for index, item in enumerate(_list(given, key, place))
-                ]
-        if "rules" in keys:
-            parts["rules"] = self._rules(given, place, depth)
-        if "triggers" in keys:
-            parts["triggers"] = _texts(given, "triggers", place, fewest=1)
-        for key in ("begin", "separator"):
-            if key in keys:
-                parts[key] = _text(given.get(key), f"{place}.{key}")
-        if "end" in keys:
-            end = given.get("end")
-            is_list = isinstance(end, list)
-            parts["end"] = (
-                _texts(given, "end", place, 1, 0) if is_list else _text(end, f"{place}.end")
-            )
-        if kind == "repeat":
-            parts |= _counts(given, place)
-        return parts | _options(given, place)
+    def _part(self, key: str, given: JsonValue, place: str, depth: int) -> object:
+        """What stands at one key of a format."""
+        if key == "content":
+            return self.format(given, place, depth)
+        if key in ("elements", "tags", "rules"):
+            places = [(item, f"{place}[{i}]") for i, item in enumerate(_list(given, place))]
+            if key == "rules":
+                return [self._rule(item, where, depth) for item, where in places]
+            return [self.format(_typed(item, key), where, depth) for item, where in places]
+        if key in _FLAGS:
+            if not isinstance(given, bool):
+                raise RequestError(f"{place} must be true or false")
+            return given
+        if key in ("min", "max"):
+            return _count(given, place, -1 if key == "max" else 0)
+        if key in ("triggers", "excludes") or (key == "end" and isinstance(given, list)):
+            texts = _list(given, place, may_be_empty=key == "excludes")
+            shortest = 0 if key == "end" else 1
+            return [_text(text, f"{place}[{i}]", shortest) for i, text in enumerate(texts)]
+        return _text(given, place, fewest=1 if key == "grammar" else 0)
 
-    def _rules(self, given: Mapping[str, JsonValue], place: str, depth: int) -> JsonValue:
-        rules: list[JsonValue] = []
-        for index, rule in enumerate(_list(given, "rules", place)):
-            where = f"{place}.rules[{index}]"
-            if not isinstance(rule, list) or len(rule) != 2:
-                raise RequestError(f"{where} must be a pair of a text and a format")
-            rules.append([_text(rule[0], where, fewest=1), self.format(rule[1], where, depth)])
-        return rules
+    def _rule(self, given: JsonValue, place: str, depth: int) -> list[object]:
+        if not isinstance(given, list) or len(given) != 2:
+            raise RequestError(f"{place} must be a pair of a text and a format")
+        return [_text(given[0], place, fewest=1), self.format(given[1], place, depth)]
 
 
 def _typed(item: JsonValue, key: str) -> JsonValue:
@@ -160,11 +158,10 @@ def _typed(item: JsonValue, key: str) -> JsonValue:
     return {"type": "tag", **item}
 
 
-def _list(given: Mapping[str, JsonValue], key: str, place: str) -> list[JsonValue]:
-    items = given.get(key)
-    if not isinstance(items, list) or not items:
-        raise RequestError(f"{place}.{key} must be a list that is not empty")
-    return items
+def _list(given: JsonValue, place: str, *, may_be_empty: bool = False) -> list[JsonValue]:
+    if not isinstance(given, list) or not (given or may_be_empty):
+        raise RequestError(f"{place} must be a list{'' if may_be_empty else ' that is not empty'}")
+    return given
 
 
 def _text(given: JsonValue, place: str, fewest: int = 0) -> str:
@@ -173,38 +170,12 @@ def _text(given: JsonValue, place: str, fewest: int = 0) -> str:
     return given
 
 
-def _texts(
-    given: Mapping[str, JsonValue], key: str, place: str, fewest: int = 0, shortest: int = 1
-) -> list[JsonValue]:
-    items = given.get(key)
-    if not isinstance(items, list) or len(items) < fewest:
-        kind = "a list that is not empty" if fewest else "a list"
-        raise RequestError(f"{place}.{key} must be {kind}")
-    return [_text(item, f"{place}.{key}[{i}]", shortest) for i, item in enumerate(items)]
-
-
-def _counts(given: Mapping[str, JsonValue], place: str) -> dict[str, JsonValue]:
-    low, high = given.get("min"), given.get("max")
-    for name, value, least in (("min", low, 0), ("max", high, -1)):
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if not is_whole or not least <= value <= MAX_REPEATS:  # type: ignore[operator]
-            none = ", or -1 for any number" if least < 0 else ""
-            raise RequestError(f"{place}.{name} must be a number from 0 to {MAX_REPEATS}{none}")
-    if high != -1 and low > high:  # type: ignore[operator]
-        raise RequestError(f"{place}: min is larger than max")
-    return {"min": low, "max": high}
-
-
-def _options(given: Mapping[str, JsonValue], place: str) -> dict[str, JsonValue]:
-    options: dict[str, JsonValue] = {}
-    for key in ("at_least_one", "stop_after_first", "loop"):
-        if key in given:
-            if not isinstance(given[key], bool):
-                raise RequestError(f"{place}.{key} must be true or false")
-            options[key] = given[key]
-    if "excludes" in given:
-        options["excludes"] = _texts(given, "excludes", place)
-    return options
+def _count(given: JsonValue, place: str, least: int) -> int:
+    is_whole = isinstance(given, int) and not isinstance(given, bool)
+    if not is_whole or not least <= given <= MAX_REPEATS:  # type: ignore[operator]
+        none = ", or -1 for any number" if least < 0 else ""
+        raise RequestError(f"{place} must be a number from 0 to {MAX_REPEATS}{none}")
+    return given  # type: ignore[return-value]
 
 
 def _json_schema(given: Mapping[str, JsonValue], place: str, budget: Budget) -> Format:
@@ -212,7 +183,7 @@ def _json_schema(given: Mapping[str, JsonValue], place: str, budget: Budget) -> 
         raise RequestError(f"{place}: only JSON without excludes is supported")
     if "json_schema" not in given:
         raise RequestError(f"{place}: json_schema is missing")
-    return _placed(place, lambda: json_of(rewritten(given["json_schema"], budget)))
+    return _placed(place, lambda: json_of(enforceable(given["json_schema"], budget)))
 
 
 def _regex(given: Mapping[str, JsonValue], place: str) -> Format:
@@ -222,15 +193,6 @@ def _regex(given: Mapping[str, JsonValue], place: str) -> Format:
     return _placed(place, lambda: regex_format(source))
 
 
-def _grammar(given: Mapping[str, JsonValue], place: str) -> Format:
-    source = _text(given.get("grammar"), f"{place}.grammar", fewest=1)
-    return _placed(place, lambda: grammar_format(source))
-
-
-def _const_string(given: Mapping[str, JsonValue], place: str) -> Format:
-    return {"type": "const_string", "value": _text(given.get("value"), f"{place}.value")}
-
-
 def _placed(place: str, make: Callable[[], Format]) -> Format:
     try:
         return make()
@@ -238,26 +200,17 @@ def _placed(place: str, make: Callable[[], Format]) -> Format:
         raise RequestError(f"{place}: {error}") from None
 
 
-_CHECKS: dict[str, Callable[[Mapping[str, JsonValue], str], Format]] = {
-    "regex": _regex,
-    "grammar": _grammar,
-    "const_string": _const_string,
-}
-
-
 def _may_be_empty(given: JsonValue) -> bool:
     """Whether a checked format allows the empty text, as far as formats tell."""
     if not isinstance(given, Mapping):
         return False
     kind = given["type"]
-    if kind in ("optional", "star", "any_text", "triggered_tags", "dispatch"):
+    if kind in _MAY_BE_EMPTY:
         return not given.get("at_least_one")
     if kind == "const_string":
         return not given["value"]
     if kind == "repeat":
         return given["min"] == 0
-    if kind == "tags_with_separator":
-        return not given.get("at_least_one")
     elements = given.get("elements")
     if isinstance(elements, list):
         return (all if kind == "sequence" else any)(map(_may_be_empty, elements))

@@ -1,8 +1,8 @@
 """The process that compiles grammars, each in a child that can be ended.
 
-Its first frame (`child_process.py`) is a `Start` in msgpack, each after it a `Request`. A `Reply`
-(`lanes.py`) answers, in any order; while requests wait, one comes every second at least. The
-process ends with its input. `text/grammars/worker.py` says what is compiled.
+Its first frame (`openspec.child_process`) is a `Start` in msgpack, each after it a `Request`. A
+`Reply` (`lanes.py`) answers, in any order; while requests wait, one comes every second at least.
+The process ends with its input. `text/grammars/worker.py` says what is compiled.
 """
 
 from __future__ import annotations
@@ -15,11 +15,18 @@ from collections.abc import Callable
 
 import msgspec
 
-from openspec.grammar.child_process import Frames, die_first, frame, outlive_signals
+from openspec.child_process import (
+    FrameSplitter,
+    die_first,
+    die_with_owner,
+    frame,
+    outlive_signals,
+    write_all,
+)
 from openspec.grammar.lanes import MAX_WAIT_S, Lanes, Reply, Work
 
 STDIN, STDOUT = 0, 1
-_ALIVE = frame(msgspec.msgpack.encode(Reply(0, "alive")))
+_ALIVE = msgspec.msgpack.encode(Reply(0, "alive"))
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):
@@ -43,16 +50,17 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 def serve(begin: Callable[[Start], Work]) -> None:
     """Answers until the input ends; `begin` loads what compiling takes."""
+    die_with_owner()
     outlive_signals()
     die_first()
-    frames, contents = Frames(), list[bytes]()
+    frames, contents = FrameSplitter(), list[bytes]()
     while not contents:
         received = os.read(STDIN, 1 << 20)
         if not received:
             return
-        contents = frames.push(received)
+        contents = frames.feed(received)
     start = msgspec.msgpack.decode(contents.pop(0), type=Start)
-    lanes = Lanes(begin(start), start.limit_s, start.memory, lambda reply: _send(frame(reply)))
+    lanes = Lanes(begin(start), start.limit_s, start.memory, _send)
     gc.freeze()  # what is shared with the children stays so
     said_s = time.monotonic()
     while True:
@@ -74,13 +82,11 @@ def serve(begin: Callable[[Start], Work]) -> None:
             if stream != STDIN:
                 lanes.hear(stream)
             elif received := os.read(STDIN, 1 << 20):
-                contents = frames.push(received)
+                contents = frames.feed(received)
             else:
                 lanes.close()
                 return
 
 
-def _send(content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(STDOUT, left) :]
+def _send(reply: bytes) -> None:
+    write_all(STDOUT, frame(reply))

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from openspec.errors import ConfigError
+from openspec.errors import ConfigError, RequestError
 from openspec.settings.setting import check_ranges, named, number
+from openspec.text.chat_template import check_kwargs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,9 @@ class ServeConfig:
     generation_config.json; openspec: temperature 1 and no filter."""
     chat_template: str | None = named(None, "FILE")
     """File with a Jinja chat template, used in place of the model's own."""
+    default_chat_template_kwargs: dict[str, bool] = field(default_factory=dict)
+    """What chat templates are told where a request does not say, such as {"enable_thinking":
+    false}: the model thinks only when asked to."""
     template_date: str | None = named(None, "YYYY-MM-DD")
     """Date that chat templates are told where they ask for today's. Default: the
     day the server starts; it stays until the server ends, so that prompts stay the same."""
@@ -106,6 +110,10 @@ class ServeConfig:
                 f"template_date: expected YYYY-MM-DD, such as 2026-01-31, found "
                 f"{self.template_date!r}"
             )
+        try:
+            check_kwargs(self.default_chat_template_kwargs)
+        except RequestError as error:
+            raise ConfigError(f"default_{error}") from None
         # An empty variable is what a secret that is missing leaves behind: no reason to be open.
         if self.api_key is not None and not self.api_key:
             raise ConfigError("api_key is given but holds no key; give one, or leave it out")

@@ -25,9 +25,9 @@ MAX_RENDER_S = 5.0
 TEMPLATE_REFUSES = "template_refuses"
 """Code of the error where a template itself refuses the messages."""
 MAX_DEPTH = 64
-CHAT_TEMPLATE_KWARGS = frozenset(
-    {"enable_thinking", "thinking", "preserve_thinking", "tools_in_user_message"}
-)
+THINKING_KWARGS = ("enable_thinking", "thinking")
+"""What templates call it whether to think."""
+CHAT_TEMPLATE_KWARGS = frozenset({*THINKING_KWARGS, "preserve_thinking", "tools_in_user_message"})
 """What a request may set; all of them true or false."""
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
@@ -155,7 +155,7 @@ def _rendered(template: jinja2.Template, variables: Mapping[str, object]) -> str
 
 
 def check_kwargs(kwargs: Mapping[str, JsonValue]) -> None:
-    """Checks a request's `chat_template_kwargs`.
+    """Checks `chat_template_kwargs`, a request's or the server's.
 
     Raises:
         RequestError: an unknown key, or a value that is not true or false.

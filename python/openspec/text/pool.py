@@ -9,19 +9,18 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from openspec.child_process import environment, frame, processor_s
 from openspec.errors import EngineError, RequestError
-from openspec.grammar.child_process import OK, environment, frame
 from openspec.text.chat_template import Segment
 from openspec.text.tokenizer import Tokenizer
 from openspec.text.turns import SMALL, Lanes, Turns
-from openspec.text.worker import ENCODE_S, RENDER_S, to_json
+from openspec.text.worker import ENCODE_S, OK, RENDER_S, to_json
 
 T = TypeVar("T")
 
@@ -148,13 +147,6 @@ class TextPool:
             process.close()
 
 
-def _processor_s(pid: int) -> float:
-    """Processor time of a process, in seconds; 0 where it has ended."""
-    with contextlib.suppress(OSError):
-        return time.clock_gettime((~pid << 3) | 2)  # CPUCLOCK_SCHED of the process
-    return 0.0
-
-
 def _id_lists(reply: bytes) -> list[list[int]]:
     numbers, lists = array("I", reply), []
     start = 0
@@ -226,11 +218,11 @@ class TextProcess:
         reader, writer = await self._started()
         assert self._process is not None
         pid, is_slow = self._process.pid, False
-        started_s = _processor_s(pid)
+        started_s = processor_s(pid)
 
         def end_late() -> None:
             nonlocal is_slow
-            is_slow = _processor_s(pid) - started_s > self._limit_s * MIN_BUSY
+            is_slow = processor_s(pid) - started_s > self._limit_s * MIN_BUSY
             self.end()
 
         timer = loop.call_later(self._limit_s, end_late)

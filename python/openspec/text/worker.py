@@ -4,22 +4,36 @@ No filter of a template, no pattern of a tokenizer and no size of a text escapes
 
     python -m openspec.text.worker
 
-Its first frame says what to do, in JSON; a refusal is the fields of a RequestError in JSON
-(`grammar/child_process.py`).
+Its first frame (`openspec.child_process`) says what to do, in JSON. Each after it is a request,
+answered by a frame that begins with OK or REFUSED; a refusal is the fields of a RequestError in
+JSON.
 """
 
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
+from openspec.child_process import (
+    die_with_owner,
+    frame,
+    limit_memory,
+    outlive_signals,
+    write_all,
+)
 from openspec.errors import RequestError
-from openspec.grammar.child_process import Refusal, limit_memory, serve
 
+STDOUT = 1
+OK = b"+"
+REFUSED = b"-"
 RENDER_S = 5.0
 ENCODE_S = 60.0
+MORE_S = 1.0
+"""The owner's clock ends the process sooner; its own one outlives the owner."""
 RENDER_BYTES = 1 << 30
 """Address space of a process that renders, of which starting takes 30 MB."""
 
@@ -29,20 +43,34 @@ def to_json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def _begin(first: bytes) -> tuple[Callable[[bytes], bytes], float]:
-    given = json.loads(first)
+def serve() -> None:
+    """Answers until the input ends, or an answer takes too long."""
+    die_with_owner()
+    outlive_signals()
+    given = json.loads(_read())
     is_renderer = "templates" in given
     work = _renderer(**given["templates"]) if is_renderer else _encoder(given["folder"])
-
-    def answer(request: bytes) -> bytes:
+    limit_s = (RENDER_S if is_renderer else ENCODE_S) + MORE_S
+    while True:
+        request = _read()
+        signal.setitimer(signal.ITIMER_REAL, limit_s)  # SIGALRM's default ends C++ too
         try:
-            return work(request)
+            reply = OK + work(request)
         except RequestError as error:
-            raise Refusal(to_json([str(error), error.param, error.code])) from None
+            reply = REFUSED + to_json([str(error), error.param, error.code])
         except MemoryError:
-            raise Refusal(to_json(["the chat is too large for its template", "messages"])) from None
+            reply = REFUSED + to_json(["the chat is too large for its template", "messages"])
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        write_all(STDOUT, frame(reply))
 
-    return answer, RENDER_S if is_renderer else ENCODE_S
+
+def _read() -> bytes:
+    """The content of the next frame; ends the process where there is none."""
+    size = int.from_bytes(sys.stdin.buffer.read(4), "little")
+    content = sys.stdin.buffer.read(size)
+    if not content or len(content) < size:
+        sys.exit()
+    return content
 
 
 def _renderer(
@@ -82,4 +110,4 @@ def _encoder(folder: str) -> Callable[[bytes], bytes]:
 
 
 if __name__ == "__main__":
-    serve(_begin)
+    serve()

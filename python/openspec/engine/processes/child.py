@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
+from openspec.child_process import environment
 from openspec.engine.processes.heartbeat import Heartbeat, heartbeat_memory
 from openspec.errors import EngineError
 
@@ -39,8 +38,6 @@ class EngineChild:
         Raises:
             EngineError: the system starts no process.
         """
-        package_root = str(Path(__file__).parents[3])
-        search_path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
         with contextlib.ExitStack() as on_failure:
             try:
                 own_end, child_end = socket.socketpair()
@@ -51,7 +48,7 @@ class EngineChild:
                         [*command, *map(str, fds)],
                         pass_fds=fds,
                         stdin=subprocess.DEVNULL,
-                        env={**os.environ, "PYTHONPATH": search_path},
+                        env=environment(),
                     )
                     heartbeat = Heartbeat(memory)
             except OSError as error:

@@ -13,6 +13,7 @@ from typing import cast
 
 import msgspec
 
+from openspec.child_process import FrameSplitter
 from openspec.config import EngineConfig
 from openspec.engine.core.fan_out import sequence_ids
 from openspec.engine.devices import Share
@@ -49,7 +50,7 @@ class EngineClient(asyncio.Protocol):
     """
 
     def __init__(self) -> None:
-        self._splitter = protocol.FrameSplitter()
+        self._splitter = FrameSplitter()
         self._decoder = msgspec.msgpack.Decoder(protocol.ToClient)
         self._streams: dict[str, OutputStream] = {}
         self._unsent: list[_Submission] = []

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from openspec.checkpoint.weights import LIBRARY
+from openspec.child_process import die_with_owner
 from openspec.config import EngineConfig
 from openspec.drafters import all_drafters
 from openspec.engine.core.engine_core import EngineCore
@@ -142,6 +143,7 @@ def _one_line(error: Exception) -> str:
 
 def main(load: Load | None = None) -> int:
     """Entry point of the process."""
+    die_with_owner()
     open_standard_files()
     # The client decides when this process ends: Ctrl-C, a service manager's SIGTERM and the end of
     # a terminal reach it too, while the server still drains.

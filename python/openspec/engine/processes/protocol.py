@@ -1,7 +1,6 @@
 """What client and engine process say to each other: msgpack frames on a socket pair, no pickle.
 
-A frame is a 4-byte little-endian length and so many bytes of msgpack. All outputs of a step travel
-in one frame.
+All outputs of a step travel in one frame.
 """
 
 from __future__ import annotations
@@ -13,13 +12,11 @@ from typing import TypeAlias
 
 import msgspec
 
+from openspec import child_process
 from openspec.config import EngineConfig
 from openspec.engine.devices import Share
-from openspec.errors import EngineError
 from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
 
-MAX_FRAME_BYTES = 1 << 30
-_HEADER_BYTES = 4
 _CHUNK_BYTES = 1 << 18
 _encoder = msgspec.msgpack.Encoder()
 READ_S = 0.005
@@ -139,42 +136,7 @@ ToClient: TypeAlias = Ready | StartFailed | Outputs | Rejected | Stats | Fatal
 
 def frame(message: ToEngine | ToClient) -> bytes:
     """One message as a frame."""
-    body = _encoder.encode(message)
-    return len(body).to_bytes(_HEADER_BYTES, "little") + body
-
-
-class FrameSplitter:
-    """Cuts a byte stream into the bodies of its frames."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    @property
-    def has_part(self) -> bool:
-        """Whether a frame has begun and not ended."""
-        return len(self._buffer) > 0
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Bodies that are complete with this data.
-
-        Raises:
-            EngineError: for a frame of impossible length.
-        """
-        self._buffer += data
-        bodies: list[bytes] = []
-        begin = 0
-        while len(self._buffer) - begin >= _HEADER_BYTES:
-            body = begin + _HEADER_BYTES
-            num_bytes = int.from_bytes(self._buffer[begin:body], "little")
-            if num_bytes > MAX_FRAME_BYTES:
-                raise EngineError(f"a frame of {num_bytes} bytes")
-            if len(self._buffer) - body < num_bytes:
-                break
-            bodies.append(bytes(self._buffer[body : body + num_bytes]))
-            begin = body + num_bytes
-        if begin:
-            del self._buffer[:begin]
-        return bodies
+    return child_process.frame(_encoder.encode(message))
 
 
 class EngineChannel:
@@ -185,7 +147,7 @@ class EngineChannel:
         self._socket = sock
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        self._splitter = FrameSplitter()
+        self._splitter = child_process.FrameSplitter()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def send(self, message: ToClient) -> None:

@@ -23,7 +23,7 @@ MAX_STEPS = 1 << 21
 """Of one automaton's construction, each below a microsecond."""
 
 _NOWHERE = -1
-_State = TypeVar("_State")
+StateT = TypeVar("StateT")
 
 
 class Automaton:
@@ -53,7 +53,7 @@ class Automaton:
         """
         positions = positions_of(node)
         end = positions.end
-        steps = _Steps()
+        steps = Steps()
         known: dict[int, int] = {}  # where a set of positions leads
 
         def after(taken: int) -> int:
@@ -74,7 +74,7 @@ class Automaton:
                 if taken := state & readers:
                     yield one, after(taken)
 
-        rows, states = _explored(positions.first, step, steps)
+        rows, states = explored(positions.first, step, steps)
         ends = {number for state, number in states.items() if state & end}
         return Automaton(positions.classes, rows, ends)
 
@@ -86,7 +86,7 @@ class Automaton:
             PatternError: they have too many characters, or take too many states.
         """
         rows: list[Row] = [{}]
-        ends, steps = set(), _Steps()
+        ends, steps = set(), Steps()
         for text in texts:
             state = 0
             steps.take(len(text))
@@ -183,24 +183,6 @@ class Automaton:
         """States, those from which no text ends left out."""
         return len(self._rows)
 
-    def texts(self, most: int) -> list[str] | None:
-        """All texts, in order of their characters; None if there are more than `most`."""
-        if self.lengths()[1] is None:
-            return None
-        found: list[str] = []
-        paths = [("", 0)]
-        while paths:
-            text, state = paths.pop()
-            if state in self._ends:
-                found.append(text)
-            ranges = self.arcs(state)
-            # Each path ends in a text of its own.
-            if len(found) + len(paths) + sum(high - low + 1 for low, high, _ in ranges) > most:
-                return None
-            for low, high, to in ranges:
-                paths.extend((text + chr(code), to) for code in range(low, high + 1))
-        return sorted(found)
-
     def lengths(self) -> tuple[int, int | None]:
         """The fewest and the most characters of a text (None: there is no end); (0, 0) of none."""
         layer, seen, fewest, most = {0}, 0, None, 0
@@ -218,31 +200,34 @@ class Automaton:
         row = self._rows[state].items()
         return [(low, high, to) for one, to in row for low, high in self._classes[one]]
 
-    def may_end(self, state: int) -> bool:
-        """Whether a text may end there."""
-        return state in self._ends
-
     def spelled(self) -> str:
         """A rule's body for the library: the automaton over UTF-8's bytes."""
         return spelled_in_bytes(list(map(self.arcs, range(len(self._rows)))), self._ends)
 
 
-class _Steps:
+class Steps:
     """What is left of a construction's budget."""
 
     def __init__(self) -> None:
         self._left = MAX_STEPS
 
     def take(self, number: int) -> None:
+        """Raises PatternError where no more are left."""
         self._left -= number
         if self._left < 0:
             raise PatternError("it is too ambiguous: its automaton takes too long to build")
 
 
-def _explored(
-    start: _State, step: Callable[[_State], Iterable[tuple[int, _State]]], steps: _Steps
-) -> tuple[list[Row], dict[_State, int]]:
-    """The rows of all that `start` leads to, and the number of each."""
+def explored(
+    start: StateT, step: Callable[[StateT], Iterable[tuple[int, StateT]]], steps: Steps
+) -> tuple[list[Row], dict[StateT, int]]:
+    """The rows of all that `start` leads to, and the number of each.
+
+    `step` gives the classes that a state reads and where each leads.
+
+    Raises:
+        PatternError: more than `MAX_STATES`.
+    """
     states = {start: 0}
     rows: list[Row] = []
     waiting = deque([start])
@@ -274,7 +259,7 @@ def _product(
     for low, high, pair in _refined(one._cuts, two._cuts):
         ranges.setdefault(pair, []).append((low, high))
     pairs = list(ranges)
-    steps = _Steps()
+    steps = Steps()
 
     def step(state: tuple[int, int]) -> Iterable[tuple[int, tuple[int, int]]]:
         first = one._rows[state[0]] if state[0] >= 0 else {}
@@ -285,7 +270,7 @@ def _product(
             if not is_dead(*to):
                 yield number, to
 
-    rows, states = _explored((0, 0), step, steps)
+    rows, states = explored((0, 0), step, steps)
     ends = {
         number
         for (left, right), number in states.items()

@@ -7,7 +7,6 @@ the grammar gets matches whole texts, and inside JSON no character that JSON wri
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 
 from openspec.grammar.patterns.automaton import Automaton
 from openspec.grammar.patterns.characters import (
@@ -53,30 +52,26 @@ class Pattern:
         if len(source) > MAX_PATTERN_CHARS:
             raise PatternError(f"it has more than {MAX_PATTERN_CHARS} characters")
         self._source, self._at, self._is_wide = source, 0, is_wide
-        options = self._options(0)
+        # Each alternative with whether it is bound to the start and to the end of the text.
+        self._bound = self._options(0)
         if self._at < len(source):
             raise PatternError(f"unmatched ')' at character {self._at + 1}")
-        # Each alternative with whether it is bound to the start and to the end of the text.
-        self._bound = options
-        _check_cost([nodes for _, nodes, _ in options])
+        if sum(_cost(node) for _, nodes, _ in self._bound for node in nodes) > MAX_REPEATS:
+            raise PatternError(f"its repetitions unroll to more than {MAX_REPEATS} states")
 
-    def whole(self, *, is_anchored: bool) -> Choice:
-        """What whole texts match; unless `is_anchored`, the pattern may be anywhere in one."""
+    def automaton(self, *, is_anchored: bool) -> Automaton:
+        """What whole texts match; unless `is_anchored`, the pattern may be anywhere in one.
+
+        Raises:
+            PatternError: the automaton is too large.
+        """
         anything = Repeat(ANY, 0, ENDLESS)
         options = []
         for starts, nodes, ends in self._bound:
             before = () if starts or is_anchored else (anything,)
             after = () if ends or is_anchored else (anything,)
             options.append((*before, *nodes, *after))
-        return Choice(tuple(options))
-
-    def automaton(self, *, is_anchored: bool) -> Automaton:
-        """What whole texts match, as `whole`.
-
-        Raises:
-            PatternError: the automaton is too large.
-        """
-        return Automaton.of(self.whole(is_anchored=is_anchored))
+        return Automaton.of(Choice(tuple(options)))
 
     # ---- Parsing
 
@@ -253,11 +248,6 @@ _REFUSED_GROUPS = (
     ("?<=", "lookbehinds"),
     ("?<!", "lookbehinds"),
 )
-
-
-def _check_cost(options: Iterable[Sequence[Node]]) -> None:
-    if sum(_cost(node) for nodes in options for node in nodes) > MAX_REPEATS:
-        raise PatternError(f"its repetitions unroll to more than {MAX_REPEATS} states")
 
 
 def _cost(node: Node) -> int:

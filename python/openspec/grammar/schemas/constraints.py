@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from openspec.checkpoint.strict_json import JsonValue
+from openspec.errors import RequestError
 
 TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
 ALL_TYPES = frozenset(TYPES)
@@ -15,7 +16,7 @@ MAX_STEPS = 1_000_000
 """Of rewriting, each of about a microsecond."""
 
 
-class Unenforceable(ValueError):
+class Unenforceable(RequestError):
     """A place in a schema that cannot be enforced, and why."""
 
     def __init__(self, pointer: str, reason: str) -> None:
@@ -104,6 +105,8 @@ class Plain:
     max_items: int | None = None
     is_unique: bool = False
     properties: Mapping[str, Parts] = field(default_factory=dict)
+    lists_properties: bool = False
+    """Whether some keyword lists them, be it none."""
     required: Mapping[str, None] = field(default_factory=dict)
     others: tuple[Others, ...] = ()
     by_pattern: tuple[tuple[At, At], ...] = ()
@@ -124,10 +127,11 @@ class Plain:
     @property
     def speaks_of_names(self) -> bool:
         """Whether answers hold only properties that it speaks of."""
-        return bool(self.properties or self.by_pattern or self.others)
+        return bool(self.lists_properties or self.by_pattern or self.others)
 
 
-def _tighter(one: Bound | None, two: Bound | None, is_low: bool) -> Bound | None:
+def tighter(one: Bound | None, two: Bound | None, *, is_low: bool) -> Bound | None:
+    """The tighter one of two lower (or upper) bounds."""
     if one is None or two is None:
         return two if one is None else one
     if one[0] == two[0]:
@@ -135,12 +139,16 @@ def _tighter(one: Bound | None, two: Bound | None, is_low: bool) -> Bound | None
     return one if (one[0] > two[0]) == is_low else two
 
 
-def tighter(lows: tuple[Bound | None, ...], *, is_low: bool) -> Bound | None:
-    """The tightest of several lower (or upper) bounds."""
-    found = None
-    for bound in lows:
-        found = _tighter(found, bound, is_low)
-    return found
+def negated(bound: Bound | None) -> Bound | None:
+    """The bound on the other side that the negated numbers have."""
+    return None if bound is None else (-bound[0], bound[1])
+
+
+def are_apart(low: Bound | None, high: Bound | None) -> bool:
+    """Whether no number is within a lower and an upper bound."""
+    if low is None or high is None:
+        return False
+    return low[0] > high[0] or (low[0] == high[0] and (low[1] or high[1]))
 
 
 def _least(one: int | None, two: int | None) -> int | None:
@@ -192,8 +200,8 @@ def merged(one: Plain, two: Plain) -> Plain:
         types=types,
         implied=one.implied | two.implied,
         enum=enum,
-        low=_tighter(one.low, two.low, is_low=True),
-        high=_tighter(one.high, two.high, is_low=False),
+        low=tighter(one.low, two.low, is_low=True),
+        high=tighter(one.high, two.high, is_low=False),
         multiple_of=_common_multiple(one.multiple_of, two.multiple_of),
         min_length=max(one.min_length, two.min_length),
         max_length=_least(one.max_length, two.max_length),
@@ -209,6 +217,7 @@ def merged(one: Plain, two: Plain) -> Plain:
         max_items=_least(one.max_items, two.max_items),
         is_unique=one.is_unique or two.is_unique,
         properties=properties,
+        lists_properties=one.lists_properties or two.lists_properties,
         required={**one.required, **two.required},
         others=tuple(dict.fromkeys((*one.others, *two.others))),
         by_pattern=tuple(dict.fromkeys((*one.by_pattern, *two.by_pattern))),

@@ -16,6 +16,7 @@ from openspec.grammar.schemas.constraints import (
     OneOf,
     Parts,
     Plain,
+    are_apart,
     item_parts,
     tighter,
 )
@@ -219,8 +220,6 @@ def _never_counts(low: int, high: int | None, other_low: int, other_high: int | 
 
 def _are_apart(answer: Plain, other: Plain) -> bool:
     """Whether no number is within the bounds of both."""
-    low = tighter((answer.low, other.low), is_low=True)
-    high = tighter((answer.high, other.high), is_low=False)
-    if low is None or high is None:
-        return False
-    return low[0] > high[0] or (low[0] == high[0] and (low[1] or high[1]))
+    return are_apart(
+        tighter(answer.low, other.low, is_low=True), tighter(answer.high, other.high, is_low=False)
+    )

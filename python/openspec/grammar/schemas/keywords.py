@@ -131,6 +131,7 @@ def read_plain(at: At) -> Plain:
         max_items=reader.count("maxItems"),
         is_unique=schema.get("uniqueItems") is True,
         properties={name: (part,) for name, part in own.items()},
+        lists_properties="properties" in schema,
         required=dict.fromkeys(reader.names("required")),
         others=others,
         by_pattern=patterns,
@@ -249,7 +250,7 @@ class _Reader:
             bound = None if value is None else (value, flag is True)  # draft 4
             own = None if isinstance(flag, bool) else self.number(exclusive)
             other = None if own is None else (own, True)
-            found.append(tighter((bound, other), is_low=key == "minimum"))
+            found.append(tighter(bound, other, is_low=key == "minimum"))
         return found[0], found[1]
 
     def schemas(self, key: str) -> dict[str, At]:

@@ -51,7 +51,8 @@ class _Answer(ChunkedAnswer):
     def __init__(self, context: ServerContext, body: ChatCompletionRequest, chat: ChatJob) -> None:
         super().__init__(context, body, chat.job)
         self._request = body
-        self._shows_reasoning = body.include_reasoning is not False
+        excludes = body.reasoning is not None and body.reasoning.exclude
+        self._shows_reasoning = body.include_reasoning is not False and not excludes
         self._parsers = [chat.parser(context) for _ in chat.job.processors]
 
     def whole(self) -> wire.ChatCompletion:
@@ -102,7 +103,7 @@ class _Answer(ChunkedAnswer):
 
     def _full_choice(self, processor: RequestOutputProcessor) -> wire.ChatChoice:
         output, parser = processor.output(), self._parsers[processor.index]
-        delta = _delta(parser.push(output.text, output.token_ids, is_last=True))
+        delta = _delta(parser.push(output.text, output.token_ids, True, output.finish_reason))
         reasoning = delta.reasoning or None if self._shows_reasoning else None
         message = wire.AssistantMessage(
             content=delta.content if delta.content or not delta.calls else None,
@@ -130,7 +131,9 @@ class _Answer(ChunkedAnswer):
     ) -> list[wire.ChatChunkChoice]:
         """The chunks of one output; none if there is nothing to say."""
         parser = self._parsers[processor.index]
-        added = _delta(parser.push(delta.text, delta.token_ids, is_last=delta.finished))
+        added = _delta(
+            parser.push(delta.text, delta.token_ids, delta.finished, delta.finish_reason)
+        )
         out = wire.ChatDelta()
         if added.content:
             out.content = added.content

@@ -209,7 +209,9 @@ class _Answer(Answer):
     def full(self) -> Response:
         """The finished message."""
         output = self.job.processors[0].output()
-        self._writer.add(self._parser.push(output.text, output.token_ids, is_last=True))
+        self._writer.add(
+            self._parser.push(output.text, output.token_ids, True, output.finish_reason)
+        )
         self._writer.close()
         message = self._message()
         message.stop_reason, message.stop_sequence = self._stop(
@@ -225,7 +227,7 @@ class _Answer(Answer):
         events = (
             [named("message_start", message=self._message()), named("ping")] if is_first else []
         )
-        pieces = self._parser.push(delta.text, delta.token_ids, is_last=delta.finished)
+        pieces = self._parser.push(delta.text, delta.token_ids, delta.finished, delta.finish_reason)
         events += self._writer.add(pieces)
         if delta.finish_reason is not None:
             events += self._writer.close()

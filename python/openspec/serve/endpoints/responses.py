@@ -91,7 +91,9 @@ class _Answer(Answer):
     def full(self) -> Response:
         """The finished response."""
         output = self.job.processors[0].output()
-        self._writer.add(self._parser.push(output.text, output.token_ids, is_last=True))
+        self._writer.add(
+            self._parser.push(output.text, output.token_ids, True, output.finish_reason)
+        )
         return json_response(self._finished(output.finish_reason or "stop")[0])
 
     def begin(self) -> bytes:
@@ -104,7 +106,7 @@ class _Answer(Answer):
         self, processor: RequestOutputProcessor, delta: OutputDelta, is_first: bool, is_last: bool
     ) -> bytes:
         """The events of its pieces."""
-        pieces = self._parser.push(delta.text, delta.token_ids, is_last=delta.finished)
+        pieces = self._parser.push(delta.text, delta.token_ids, delta.finished, delta.finish_reason)
         events = self._writer.add(pieces)
         if delta.finish_reason is not None:
             response, closing = self._finished(delta.finish_reason)
@@ -129,8 +131,6 @@ class _Answer(Answer):
             detail = "max_output_tokens" if reason == "length" else reason
             response.incomplete_details = {"reason": detail}
         closing = self._writer.close(response.status)
-        if reason != "stop" and self._writer.items:
-            self._writer.items[-1].status = "incomplete"
         usage = self.usage()
         num_cached = usage.prompt_tokens_details["cached_tokens"]
         response.output = self._writer.items

@@ -7,6 +7,7 @@ import contextlib
 import re
 import time
 import uuid
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -147,7 +148,7 @@ async def _read_body(
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise ApiError(415, "Content-Type must be application/json.")
-    if headers.get("content-encoding", "identity").lower() != "identity":
+    if headers.get("content-encoding", "").lower() not in ("", "identity"):
         raise ApiError(415, "Compressed request bodies are not supported.")
     length = headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > max_bytes:
@@ -182,7 +183,7 @@ def parse(model: type[ModelT], body: bytes) -> ModelT:
     """
     if num_values(body) > MAX_VALUES:
         raise RequestError(f"The request body has {TOO_MANY_VALUES}.")
-    value = read_json(body, "The request body")
+    value = read_json(body.removeprefix(BOM_UTF8), "The request body")
     if not isinstance(value, dict):
         raise RequestError("The request body must be a JSON object.")
     try:
@@ -232,6 +233,9 @@ _UNSUPPORTED = {
     **_fields("chat_template"),
     **_fields("function_call", "none"),
     **_fields("functions", []),
+    **_fields("thinking_budget"),
+    **_fields("reasoning_budget", -1),
+    **_fields("reasoning_format", "auto", "deepseek", "parsed"),
 }
 _UNSUPPORTED_BY_MODEL = {
     CompletionRequest: {
@@ -246,7 +250,6 @@ _UNSUPPORTED_BY_MODEL = {
         **_fields("documents", []),
         **_fields("modalities", ["text"]),
         **_fields("separate_reasoning stream_reasoning", True),
-        **_fields("store", False),
         **_fields("suffix", ""),
     },
     ResponsesRequest: {
@@ -256,11 +259,14 @@ _UNSUPPORTED_BY_MODEL = {
         **_fields("logprobs echo", False),
         **_fields("top_logprobs", 0),
         **_fields("truncation", "disabled"),
+        **_fields("enable_thinking think thinking"),
+        **_fields("chat_template_kwargs", {}),
     },
     MessagesRequest: {
         **_fields("container output_format"),
         **_fields("mcp_servers", []),
         **_fields("max_completion_tokens prompt reasoning_effort"),
+        **_fields("enable_thinking think reasoning"),
         **_fields("response_format", {"type": "text"}),
         **_fields("logprobs echo", False),
         **_fields("top_logprobs", 0),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from starlette.requests import Request
@@ -24,17 +25,19 @@ from openspec.serve.generation.job import (
 )
 from openspec.serve.generation.structured import encoded_chat_demand
 from openspec.serve.shapes.chat import (
+    TEXT_PARTS,
     ChatCompletionRequest,
     ChatMessage,
     GenerationFields,
     TokenizeRequest,
     Tool,
 )
-from openspec.text.chat_template import TEMPLATE_REFUSES, Segment
+from openspec.text.chat_template import TEMPLATE_REFUSES, THINKING_KWARGS, Segment
 from openspec.text.json_reader import MAX_VALUES, TOO_MANY_VALUES, NotJson, num_values, read_json
 from openspec.text.json_values import plain_json
 from openspec.text.parsers.call_parser import ToolTypes
 from openspec.text.parsers.message import MessageParser
+from openspec.text.parsers.pieces import THINK_CLOSE, THINK_OPEN
 from openspec.text.parsers.reasoning import thinking_of
 from openspec.text.tokenizer import Tokenizer
 from openspec.text.worker import to_json
@@ -157,9 +160,17 @@ async def render_chat(
     """
     pool, tokenizer = context.text_pool, context.tokenizer
     goes_on = bool(request.continue_final_message)
+    prefill = _open_thinking(request) if goes_on else None
+    if prefill is not None:
+        # The thinking goes on behind the prompt of a new answer, which every template writes.
+        before = (request.messages or [])[:-1]
+        request = request.model_copy(update={"messages": before, "continue_final_message": None})
+        goes_on = False
 
     async def rendered(one: ChatCompletionRequest | TokenizeRequest) -> list[Segment]:
-        return await pool.render(await pool.run(num_bytes, lambda: _render_request(one, param)))
+        defaults = context.config.default_chat_template_kwargs
+        make = partial(_render_request, one, param, defaults)
+        return await pool.render(await pool.run(num_bytes, make))
 
     try:
         segments = await rendered(request)
@@ -170,6 +181,8 @@ async def render_chat(
         if merged is None:
             raise
         segments = await rendered(merged)
+    if prefill is not None:
+        segments = _with_thinking(tokenizer, segments, prefill)
     text = "".join(segment.text for segment in segments)
     if max_tokens is not None:
         await pool.run(len(text), lambda: check_length(tokenizer, text, max_tokens, "messages"))
@@ -178,8 +191,35 @@ async def render_chat(
         text, token_ids = await pool.run(
             len(text), lambda: _reopened(tokenizer, text, token_ids, request.messages or [])
         )
-    thinking = None if goes_on else thinking_of(text)
+    thinking = None if goes_on else prefill is not None or thinking_of(text)
     return RenderedChat(tokenizer.with_prefix(token_ids), thinking)
+
+
+def _open_thinking(request: ChatCompletionRequest | TokenizeRequest) -> str | None:
+    """The thinking that the last message ends within; None where it does not."""
+    message = request.messages[-1] if request.messages else None
+    if message is None or message.role != "assistant" or message.tool_calls:
+        return None
+    content = _content(message).lstrip()
+    if not content:
+        return message.reasoning_content or message.reasoning
+    if content.startswith(THINK_OPEN) and THINK_CLOSE not in content:
+        return content.removeprefix(THINK_OPEN)
+    return None
+
+
+def _with_thinking(
+    tokenizer: Tokenizer, segments: Sequence[Segment], thinking: str
+) -> list[Segment]:
+    """The prompt of an answer that begins with thinking."""
+    text = "".join(segment.text for segment in segments)
+    if text.rstrip().endswith(THINK_CLOSE):
+        raise _no_way_on()
+    opening = [] if text.rstrip().endswith(THINK_OPEN) else [
+        Segment(THINK_OPEN, THINK_OPEN in tokenizer.special_tokens)
+    ]  # fmt: skip
+    gap = "" if text.endswith("\n") and not opening else "\n"
+    return [*segments, *opening, Segment(gap + thinking.lstrip("\n"), False)]
 
 
 def _with_one_system(
@@ -196,8 +236,10 @@ def _with_one_system(
     return request.model_copy(update={"messages": merged})
 
 
-def _render_request(request: ChatCompletionRequest | TokenizeRequest, param: str) -> bytes:
-    """The arguments of `ChatTemplates.render`, in JSON."""
+def _render_request(
+    request: ChatCompletionRequest | TokenizeRequest, param: str, defaults: Mapping[str, bool]
+) -> bytes:
+    """The arguments of `ChatTemplates.render`, in JSON; the request goes before the defaults."""
     arguments = _Arguments(param)
     messages = [_message(message, arguments) for message in request.messages or ()]
     adds_prompt = request.add_generation_prompt
@@ -213,8 +255,9 @@ def _render_request(request: ChatCompletionRequest | TokenizeRequest, param: str
     }
     tools = request.tools
     if isinstance(request, ChatCompletionRequest):
-        if request.reasoning_effort is not None:
-            kwargs.setdefault("enable_thinking", request.reasoning_effort != "none")
+        wish = request.wants_thinking()
+        for name in THINKING_KWARGS if wish is not None else ():
+            kwargs.setdefault(name, wish)
         if request.tool_choice == "none":
             tools = None
     return to_json(
@@ -222,7 +265,7 @@ def _render_request(request: ChatCompletionRequest | TokenizeRequest, param: str
             "messages": messages,
             "tools": [_tool(tool) for tool in tools] if tools else None,
             "add_generation_prompt": adds_prompt,
-            "kwargs": kwargs,
+            "kwargs": {**defaults, **kwargs},
         }
     )
 
@@ -242,11 +285,16 @@ def _reopened(
     is_clean = tokenizer.encode(text[len(body) :], parse_special=True) == closing
     # Templates may trim the end of a message, or keep it: spaces there are the client's to choose.
     if not (is_clean and content and body.endswith((content, content.rstrip()))):
-        raise RequestError(
-            "continue_final_message: the template leaves no way to go on with this message.",
-            "continue_final_message",
-        )
+        raise _no_way_on()
     return body, token_ids[:start]
+
+
+def _no_way_on() -> RequestError:
+    return RequestError(
+        "messages: the answer cannot go on with the last message, an assistant's: the model's "
+        "template, or thinking that is off, leaves no way.",
+        "messages",
+    )
 
 
 def _message(message: ChatMessage, arguments: _Arguments) -> dict[str, JsonValue]:
@@ -282,13 +330,14 @@ def _content(message: ChatMessage) -> str:
         return message.content
     texts = []
     for part in message.content:
-        if part.type not in ("text", "input_text") or part.text is None:
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in TEXT_PARTS or text is None:
             raise RequestError(
                 "messages: only text content is supported; a part must be "
                 '{"type": "text", "text": ...}.',
                 "messages",
             )
-        texts.append(part.text)
+        texts.append(text)
     return "\n".join(texts)
 
 

@@ -16,8 +16,8 @@ from openspec.text.pool import TextPool
 
 Tokens = Callable[[], list[bytes]]
 
-_OVERLOADS = {"grammars_waiting": 1, "grammars_full": 1, "grammar_process_ended": 1}
-"""Seconds after which to try again, by an error's code."""
+_OVERLOADS = ("grammars_waiting", "grammars_full", "grammar_process_ended")
+"""Codes of errors that pass by themselves."""
 
 
 class GrammarStore:
@@ -121,8 +121,7 @@ def _overloads() -> Iterator[None]:
     except EngineError as error:
         if error.code not in _OVERLOADS:
             raise
-        retry_after_s = _OVERLOADS[error.code]
-        raise overloaded(f"{error}; try again later.", retry_after_s=retry_after_s) from None
+        raise overloaded(f"{error}; try again later.", retry_after_s=1) from None
 
 
 def _call(loop: asyncio.AbstractEventLoop, work: Callable[[str], None], key: str) -> None:

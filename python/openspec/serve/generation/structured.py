@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
+from pydantic import ValidationError
 
 from openspec.errors import RequestError
 from openspec.messages import StructuredOutputs
@@ -14,6 +15,7 @@ from openspec.serve.shapes.chat import (
     ChatCompletionRequest,
     FunctionDefinition,
     GenerationFields,
+    JsonSchemaFormat,
     ResponseFormat,
     Tool,
 )
@@ -83,27 +85,37 @@ def _structured(fields: object, param: str) -> StructuredOutputs:
 
 
 def _of_response_format(given: ResponseFormat, param: str) -> Wanted:
-    if given.type == "json_object":
+    inner = given.json_schema or _beside_type(given, param)
+    if given.type == "json_object" and inner.schema_ is None:
         return Wanted(StructuredOutputs(json_object=True), param)
     if given.type == "structural_tag":
         return Wanted(_structured({"structural_tag": given.model_extra}, param), param)
-    if given.type != "json_schema":
+    if given.type not in ("json_schema", "json_object"):
         raise RequestError(
             f"{param}: type {given.type[:64]!r} is not supported; known are text, json_object, "
             "json_schema and structural_tag",
             param,
         )
-    inner = given.json_schema
-    if inner is None or inner.schema_ is None:
+    if inner.schema_ is None:
         raise RequestError(f"{param}: json_schema.schema is missing", param)
     return Wanted(StructuredOutputs(json=inner.schema_), param, bool(inner.strict))
+
+
+def _beside_type(given: ResponseFormat, param: str) -> JsonSchemaFormat:
+    """A schema that stands beside the type, as llama.cpp, Together and Fireworks take it."""
+    try:
+        return JsonSchemaFormat.model_validate(given.model_extra or {})
+    except ValidationError:
+        raise RequestError(f"{param}: schema must be an object", param) from None
 
 
 def chosen_tools(chat: ChatCompletionRequest) -> tuple[str, list[Tool]]:
     """How calls are chosen ("none", "auto", "required" or "named"), and among which tools.
 
+    "auto" without tools is text, as in OpenAI's API.
+
     Raises:
-        RequestError: `tool_choice` is none, or asks for a tool that is not there.
+        RequestError: `tool_choice` is no choice, or asks for a tool that is not there.
     """
     wanted, tools = chat.tool_choice, chat.tools or []
     names = [tool.function.name for tool in tools]
@@ -123,8 +135,12 @@ def chosen_tools(chat: ChatCompletionRequest) -> tuple[str, list[Tool]]:
         raise RequestError(
             "tool_choice must be 'none', 'auto', 'required' or name a function.", "tool_choice"
         )
-    if choice != "none" and wanted is not None and not tools:
-        raise RequestError(f"tool_choice {choice!r} needs tools.", "tool_choice")
+    if choice == "required" and not tools:
+        raise RequestError(
+            "tool_choice: a call that must come needs tools, and there is no function among them; "
+            "send one, or leave out tool_choice.",
+            "tool_choice",
+        )
     if choice != "none" and len(set(names)) < len(names):
         raise RequestError("tools: two have the same name.", "tools")
     return choice, tools
@@ -146,10 +162,14 @@ def call_demand(chat: ChatCompletionRequest) -> CallDemand | None:
 
 def _tool_demand(tool: FunctionDefinition, is_forced: bool) -> ToolDemand:
     """Arguments keep to the schema where that is asked for, or where the call is."""
-    free = tool.strict is False or (not tool.strict and not is_forced)
-    parameters = None if free else tool.parameters
-    free = free and tool.parameters is not None
-    return ToolDemand(name=tool.name, parameters=parameters, strict=bool(tool.strict), free=free)
+    is_free = not tool.strict and not is_forced and tool.parameters is not None
+    return ToolDemand(
+        name=tool.name,
+        parameters=None if is_free else tool.parameters,
+        strict=bool(tool.strict),
+        free=is_free,
+        lenient=tool.strict is False,
+    )
 
 
 def encoded_chat_demand(
@@ -165,10 +185,13 @@ def encoded_chat_demand(
         RequestError: naming the field.
     """
     wanted, calls = content_of(body, chat.response_format, param), call_demand(chat)
-    if wanted.content is not None and calls is not None and calls.must_come:
+    if calls is not None and calls.must_come:
+        # The call comes now. The form of the content is for a later turn, which repeats the demand.
+        wanted = Wanted(None, wanted.param)
+    if chat.continue_final_message and thinking is None and wanted.content is not None:
         raise RequestError(
-            f"{wanted.param} asks for text, and tool_choice for a call; leave out one of them, or "
-            "say tool_choice 'auto'",
+            f"{wanted.param} and continue_final_message exclude each other: the answer would go on "
+            "with a text that no grammar made",
             wanted.param,
         )
     demand = chat_demand(context.answer_form, thinking, wanted.content, calls, wanted.strict)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from openspec.errors import RequestError
 from openspec.messages import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_N
 
 MAX_PROMPTS = 1024
@@ -16,6 +17,10 @@ MAX_CHOSEN_NAME_CHARS = 256
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+WHOLE = BeforeValidator(
+    lambda given: int(given) if isinstance(given, float) and given.is_integer() else given
+)
+"""Takes 3.0 for 3, which languages without integers write."""
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 # fail_fast: one complaint is enough, a million of them would be a way to keep the server busy.
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
@@ -48,7 +53,7 @@ class SpeculativeField(Model):
     enabled: bool | None = None
     method: Annotated[str, Field(max_length=64)] | None = None
     """The server's method, or "none"."""
-    num_speculative_tokens: Annotated[int, Field(ge=0, le=1024)] | None = None
+    num_speculative_tokens: Annotated[int, WHOLE, Field(ge=0, le=1024)] | None = None
     """At most this many draft tokens per step; the server's setting caps it."""
     detailed: bool | None = None
     """Report every step of each choice in its `steps`."""
@@ -60,11 +65,11 @@ class GenerationFields(Model):
     model_config = ConfigDict(extra="allow")
 
     model: Annotated[str, Field(max_length=1024)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    n: Annotated[int, WHOLE, Field(ge=1, le=MAX_N)] | None = None
+    seed: Annotated[int, WHOLE, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    top_k: Annotated[int, WHOLE, Field(ge=-1, le=2**31 - 1)] | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -74,7 +79,7 @@ class GenerationFields(Model):
     allowed_token_ids: TokenIds | None = None
     bad_words: Annotated[list[str], Field(fail_fast=True)] | None = None
     """Texts that the answer does not spell."""
-    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    min_tokens: Annotated[int, WHOLE, Field(ge=0, le=2**31 - 1)] | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
@@ -82,15 +87,15 @@ class GenerationFields(Model):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     """Accepted; byte-level vocabularies put no spaces there."""
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, WHOLE, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     logprobs_mode: Literal["raw", "processed", "raw_logprobs", "processed_logprobs"] | None = None
     """Of the model's own distribution (raw), or of the one the token was drawn from."""
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """Tokens in logprobs are written `token_id:N`."""
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    truncate_prompt_tokens: Annotated[int, WHOLE, Field(ge=-1, le=2**31 - 1)] | None = None
     """Keep only the last so many prompt tokens; -1: as many as the context holds."""
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    priority: Annotated[int, WHOLE, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     """Lower runs first."""
     cache_salt: Annotated[str, Field(max_length=1024)] | None = None
     """Requests share cached prefixes only with requests of the same salt."""
@@ -144,11 +149,11 @@ class CompletionRequest(GenerationFields):
         ]
     )
     """Text, several texts, token ids, or several lists of token ids."""
-    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = 16
+    max_tokens: Annotated[int, WHOLE, Field(ge=0, le=2**31 - 1)] | None = 16
     """Capped at what the context leaves; 0 only together with `echo`."""
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    logprobs: Annotated[int, WHOLE, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: Annotated[int, WHOLE, Field(ge=1, le=MAX_N)] | None = None
     """Must equal `n`."""
     suffix: str | None = None
     """Not supported."""
@@ -156,11 +161,17 @@ class CompletionRequest(GenerationFields):
     add_special_tokens: bool | None = None
 
 
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+"""Types of parts that are text: those of every API, for a conversation that began elsewhere."""
+
+
 class TextPart(Model):
     """One part of a message's content; only text is supported."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+    """The text of a part of that type."""
 
 
 Content: TypeAlias = str | Annotated[list[TextPart], Field(fail_fast=True)]
@@ -242,15 +253,32 @@ class ChatFields(Model):
     """Of texts; a chat has those of its template."""
 
 
+class ThinkingField(Model):
+    """`thinking` as Anthropic's, DeepSeek's and Zhipu's APIs have it."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, WHOLE, Field(ge=0)] | None = None
+    """Accepted without effect: `max_tokens` bounds thinking and text together."""
+
+
+class ReasoningField(Model):
+    """`reasoning` as OpenRouter's API has it."""
+
+    enabled: bool | None = None
+    effort: Effort | None = None
+    exclude: bool | None = None
+    """As `include_reasoning: false`."""
+
+
 class ChatCompletionRequest(ChatFields, GenerationFields):
     """POST /v1/chat/completions."""
 
     messages: Messages
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_tokens: Annotated[int, WHOLE, Field(ge=1, le=2**31 - 1)] | None = None
     """Older name of `max_completion_tokens`. Default: what the context leaves."""
-    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_completion_tokens: Annotated[int, WHOLE, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, WHOLE, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     """Not supported for chat."""
     tool_choice: str | dict[str, object] | None = None
@@ -262,6 +290,36 @@ class ChatCompletionRequest(ChatFields, GenerationFields):
     """"none" turns thinking off, anything else on; there are no degrees."""
     include_reasoning: bool | None = None
     """False keeps the model's thinking out of the answer."""
+    enable_thinking: bool | None = None
+    """Whether to think, by Qwen's name."""
+    think: bool | Effort | None = None
+    """The same by Ollama's."""
+    thinking: ThinkingField | None = None
+    reasoning: ReasoningField | None = None
+
+    def wants_thinking(self) -> bool | None:
+        """Whether the answer is to think; None: the request does not say.
+
+        Raises:
+            RequestError: two of its fields contradict each other.
+        """
+        found: dict[str, bool] = {}
+        efforts = {"reasoning_effort": self.reasoning_effort, "think": self.think}
+        if self.reasoning is not None:
+            efforts["reasoning.effort"] = self.reasoning.effort
+            efforts["reasoning.enabled"] = self.reasoning.enabled
+        efforts["enable_thinking"] = self.enable_thinking
+        for name, value in efforts.items():
+            if value is not None:
+                found[name] = value not in ("none", False)
+        if self.thinking is not None:
+            found["thinking"] = self.thinking.type != "disabled"
+        if len(set(found.values())) > 1:
+            raise RequestError(
+                f"{' and '.join(found)} contradict each other; leave out all but one",
+                next(iter(found)),
+            )
+        return next(iter(found.values()), None)
 
 
 class TokenizeRequest(ChatFields):

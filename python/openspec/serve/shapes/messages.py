@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 from openspec.errors import RequestError
 from openspec.serve.shapes.chat import (
     MAX_MESSAGES,
+    WHOLE,
     ChatCompletionRequest,
     ChatMessage,
     Content,
@@ -18,11 +19,12 @@ from openspec.serve.shapes.chat import (
     Model,
     ResponseFormat,
     TextPart,
+    ThinkingField,
     Tool,
     ToolCall,
     function_tool,
 )
-from openspec.serve.shapes.joined import JoinedMessages
+from openspec.serve.shapes.joined import Parts, joined
 from openspec.serve.shapes.responses import refuse_choices
 
 BILLING = "x-anthropic-billing-header"
@@ -70,14 +72,6 @@ class ToolChoice(Model):
     """True keeps only the first call."""
 
 
-class Thinking(Model):
-    """Whether to think."""
-
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=0)] | None = None
-    """Accepted without effect: `max_tokens` bounds thinking and text together."""
-
-
 class OutputFormat(Model):
     """The form of the text: JSON of a schema."""
 
@@ -102,7 +96,7 @@ class MessagesFields(Model):
         None
     )
     tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingField | None = None
     """Default: as the model's template does."""
     output_config: OutputConfig | None = None
 
@@ -116,7 +110,7 @@ class CountTokensRequest(MessagesFields):
 class MessagesRequest(MessagesFields, GenerationFields):
     """POST /v1/messages."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    max_tokens: Annotated[int, WHOLE, Field(ge=1, le=2**31 - 1)]
     """Capped at what the context leaves."""
     stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
 
@@ -144,14 +138,16 @@ def as_chat(body: MessagesFields) -> ChatCompletionRequest:
             f"tool_choice: type {choice[:64]!r} is not known, only auto, any, tool and none.",
             "tool_choice",
         )
-    effort = None
-    if body.thinking is not None:
-        effort = "none" if body.thinking.type == "disabled" else "high"
+    if choice == "tool" and not (body.tool_choice and body.tool_choice.name):
+        raise RequestError("tool_choice: type 'tool' needs the name of a tool.", "tool_choice")
     messages = _messages(body)
-    # An answer that ends the conversation is the beginning of the one that is asked for.
-    goes_on = messages[-1].role == "assistant"
-    if goes_on and messages[-1].tool_calls:
+    last = messages[-1]
+    if last.role == "assistant" and last.tool_calls:
         raise RequestError("messages: a tool_use needs its tool_result after it.", "messages")
+    # An answer that ends the conversation is the beginning of the one that is asked for.
+    if last.role == "assistant" and not (_content_of(last) or last.reasoning_content):
+        messages = messages[:-1] or [ChatMessage(role="user", content="")]
+    goes_on = messages[-1].role == "assistant"
     return ChatCompletionRequest.model_construct(
         messages=messages,
         tools=_tools(body),
@@ -159,9 +155,13 @@ def as_chat(body: MessagesFields) -> ChatCompletionRequest:
         parallel_tool_calls=body.tool_choice is None
         or not body.tool_choice.disable_parallel_tool_use,
         response_format=_response_format(body.output_config),
-        reasoning_effort=effort,
+        thinking=body.thinking,
         continue_final_message=goes_on,
     )
+
+
+def _content_of(message: ChatMessage) -> str:
+    return message.content.strip() if isinstance(message.content, str) else ""
 
 
 def _tool_choice(given: ToolChoice | None) -> str | dict[str, object] | None:
@@ -200,23 +200,23 @@ def _tools(body: MessagesFields) -> list[Tool] | None:
 
 def _messages(body: MessagesFields) -> list[ChatMessage]:
     """Messages of one role in a row are one, as Anthropic's API has it."""
-    joined = JoinedMessages("\n")
+    parts: list[Parts] = []
     system = _system(body.system) if body.system is not None else ""
     if system:
-        joined.add("system", system)
+        parts.append(Parts("system", [system]))
     for message in body.messages:
         blocks = message.content
         if isinstance(blocks, str):
             blocks = [ContentBlock(type="text", text=blocks)]
         if message.role == "assistant":
-            if joined.role != "assistant":
-                joined.add("assistant")
+            if not parts or parts[-1].role != "assistant":
+                parts.append(Parts("assistant"))
             for block in blocks:
-                _add_to_answer(joined, block)
+                _add_to_answer(parts[-1], block)
         else:
             for block in blocks:
-                _add_to_turn(joined, message.role, block)
-    return joined.messages() or [ChatMessage(role="user", content="")]
+                _add_to_turn(parts, message.role, block)
+    return joined(parts, "\n")
 
 
 def _system(system: Content) -> str:
@@ -225,33 +225,33 @@ def _system(system: Content) -> str:
     return "\n".join(text for text in kept if text.strip())
 
 
-def _add_to_turn(
-    joined: JoinedMessages, role: Literal["system", "user"], block: ContentBlock
-) -> None:
+def _add_to_turn(parts: list[Parts], role: Literal["system", "user"], block: ContentBlock) -> None:
     if block.type == "tool_result" and role == "user":
         if block.tool_use_id is None:
             raise RequestError("messages: a tool_result needs tool_use_id.", "messages")
         given = block.content or ""
-        parts = [given] if isinstance(given, str) else [_text(part, "messages") for part in given]
-        joined.add("tool", "\n".join(parts), tool_call_id=block.tool_use_id)
+        texts = [given] if isinstance(given, str) else [_text(part, "messages") for part in given]
+        parts.append(Parts("tool", texts or [""], block.tool_use_id))
         return
     text = _text(block, "messages")
-    if joined.role == role == "user":
-        joined.more(text)
+    if role == "user" and parts and parts[-1].role == "user":
+        parts[-1].texts.append(text)
     else:
-        joined.add(role, text)
+        parts.append(Parts(role, [text]))
 
 
-def _add_to_answer(joined: JoinedMessages, block: ContentBlock) -> None:
+def _add_to_answer(answer: Parts, block: ContentBlock) -> None:
+    if block.type == "redacted_thinking":
+        return  # another server's, which only that one can read
     if block.type == "thinking":
-        joined.think(block.thinking or "")
+        answer.thinking.append(block.thinking or "")
     elif block.type == "tool_use":
         if block.id is None or block.name is None:
             raise RequestError("messages: a tool_use needs id and name.", "messages")
         function = FunctionCall(name=block.name, arguments=block.input or {})
-        joined.call(ToolCall(id=block.id, type="function", function=function))
+        answer.calls.append(ToolCall(id=block.id, type="function", function=function))
     else:
-        joined.more(_text(block, "messages"))
+        answer.texts.append(_text(block, "messages"))
 
 
 def _text(block: TextPart | ContentBlock, where: str) -> str:

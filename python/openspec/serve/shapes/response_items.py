@@ -120,7 +120,7 @@ class OutputWriter:
             elif isinstance(piece, CallArguments):
                 events += self._more("function_call", piece.text)
             else:
-                events += self.close()
+                events += self.close("incomplete" if piece.is_cut else "completed")
         return events
 
     def close(self, status: str = "completed") -> list[bytes]:

@@ -9,6 +9,8 @@ from pydantic import ConfigDict, Field
 from openspec.errors import RequestError
 from openspec.serve.shapes.chat import (
     MAX_MESSAGES,
+    TEXT_PARTS,
+    WHOLE,
     ChatCompletionRequest,
     ChatMessage,
     Content,
@@ -23,9 +25,9 @@ from openspec.serve.shapes.chat import (
     ToolCall,
     function_tool,
 )
-from openspec.serve.shapes.joined import JoinedMessages
+from openspec.serve.shapes.joined import Parts, joined
 
-_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_TEXT_PARTS = (*TEXT_PARTS, "reasoning_text", "summary_text")
 
 
 class InputItem(Model):
@@ -79,7 +81,7 @@ class ResponsesRequest(GenerationFields):
     input: str | Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_MESSAGES)] = ""
     instructions: str | None = None
     """Goes before everything else as a system message."""
-    max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_output_tokens: Annotated[int, WHOLE, Field(ge=1, le=2**31 - 1)] | None = None
     """Capped at what the context leaves."""
     tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = (
         None
@@ -186,7 +188,7 @@ def _response_format(given: TextFormat | None) -> ResponseFormat | None:
         name=given.name, schema_=given.schema_, strict=given.strict
     )
     return ResponseFormat.model_construct(
-        type=given.type, json_schema=schema if given.type == "json_schema" else None
+        type=given.type, json_schema=schema if given.type != "text" else None
     )
 
 
@@ -197,9 +199,9 @@ def skipped_types(body: ResponsesRequest) -> set[str]:
 
 def _messages(body: ResponsesRequest) -> list[ChatMessage]:
     """Items as messages. Those of one answer become one message, as the model wrote it."""
-    joined = JoinedMessages("\n\n")
+    parts: list[Parts] = []
     if body.instructions:
-        joined.add("system", body.instructions)
+        parts.append(Parts("system", [body.instructions]))
     items = body.input
     if isinstance(items, str):
         items = [InputItem(role="user", content=items)]
@@ -208,21 +210,21 @@ def _messages(body: ResponsesRequest) -> list[ChatMessage]:
     for item in items:
         kind = item.type or "message"
         if kind == "message" and item.role == "assistant":
-            if not is_open or joined.has_text or joined.has_calls:
-                joined.add("assistant")
-            joined.put(_text(item.content, "content"))
+            if not is_open or any(parts[-1].texts) or parts[-1].calls:
+                parts.append(Parts("assistant"))
+            parts[-1].texts = [_text(item.content, "content")]
             is_open = True
         elif kind == "message":
-            _add_message(joined, item, is_begin)
+            _add_message(parts, item, is_begin)
             is_open = False
         elif kind in ("reasoning", "function_call"):
-            goes_on = is_open and (kind == "function_call" or not joined.has_text)
+            goes_on = is_open and (kind == "function_call" or not any(parts[-1].texts))
             if not goes_on:
-                joined.add("assistant")
-            _add_to_answer(joined, item)
+                parts.append(Parts("assistant"))
+            _add_to_answer(parts[-1], item)
             is_open = True
         elif kind == "function_call_output":
-            joined.add("tool", _text(item.output, "output"), tool_call_id=item.call_id)
+            parts.append(Parts("tool", [_text(item.output, "output")], item.call_id))
             is_open = False
         else:
             raise RequestError(
@@ -230,31 +232,30 @@ def _messages(body: ResponsesRequest) -> list[ChatMessage]:
                 "function_call and function_call_output.",
                 "input",
             )
-        is_begin = is_begin and joined.role == "system"
-    # Some clients ask with nothing whether the server is there.
-    return joined.messages() or [ChatMessage(role="user", content="")]
+        is_begin = is_begin and parts[-1].role == "system"
+    return joined(parts, "\n\n")
 
 
-def _add_message(joined: JoinedMessages, item: InputItem, is_begin: bool) -> None:
+def _add_message(parts: list[Parts], item: InputItem, is_begin: bool) -> None:
     if item.role is None:
         raise RequestError("input: a message needs a role.", "input")
     content = _text(item.content, "content")
     if item.role == "user":
-        joined.add("user", content)
-    elif is_begin and joined.role == "system":
-        joined.more(content)  # templates take one system message in front
+        parts.append(Parts("user", [content]))
+    elif is_begin and parts:
+        parts[-1].texts.append(content)  # templates take one system message in front
     else:
-        joined.add("system", content)
+        parts.append(Parts("system", [content]))
 
 
-def _add_to_answer(joined: JoinedMessages, item: InputItem) -> None:
+def _add_to_answer(answer: Parts, item: InputItem) -> None:
     if item.type == "reasoning":
-        joined.think(_text(item.content or item.summary or "", "reasoning"))
+        answer.thinking.append(_text(item.content or item.summary or "", "reasoning"))
         return
     if item.name is None or item.call_id is None:
         raise RequestError("input: a function_call needs call_id and name.", "input")
     function = FunctionCall(name=item.name, arguments=item.arguments)
-    joined.call(ToolCall(id=item.call_id, type="function", function=function))
+    answer.calls.append(ToolCall(id=item.call_id, type="function", function=function))
 
 
 def _text(content: Content | None, where: str) -> str:
@@ -264,9 +265,10 @@ def _text(content: Content | None, where: str) -> str:
         return content
     texts = []
     for part in content:
-        if part.type not in _TEXT_PARTS or part.text is None:
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in _TEXT_PARTS or text is None:
             raise RequestError(
                 f"input: parts of type {part.type[:64]!r} are not supported, only text.", "input"
             )
-        texts.append(part.text)
+        texts.append(text)
     return "\n".join(texts)

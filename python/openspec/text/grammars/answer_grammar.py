@@ -24,11 +24,11 @@ from openspec.grammar.formats import (
     optional,
     pattern,
     regex_format,
-    rewritten,
     sequence,
     text,
 )
-from openspec.grammar.schemas.constraints import Budget, Unenforceable
+from openspec.grammar.schemas.constraints import Budget
+from openspec.grammar.schemas.schema import enforceable
 from openspec.grammar.schemas.strict import check_strict
 from openspec.grammar.tags import structural_tag_format
 from openspec.messages import StructuredOutputs
@@ -90,8 +90,8 @@ def content_format(
     if kind == "json":
         schema = _read(given.json, "json")
         if strict:
-            _check_strict(schema)
-        return json_of(rewritten(schema, budget), layout)
+            check_strict(schema)
+        return json_of(enforceable(schema, budget), layout)
     if kind == "json_object":
         return json_of(ANY_OBJECT, layout)
     if kind == "regex":
@@ -143,15 +143,11 @@ def _rule(tool: ToolDemand, budget: Budget) -> CallRule:
     schema = _read(tool.parameters, tool.name)
     try:
         if tool.strict:
-            _check_strict(schema)
-        return CallRule(tool.name, value_types(schema), rewritten(schema, budget))
+            check_strict(schema)
+        arguments = enforceable(schema, budget)
+        return CallRule(tool.name, value_types(schema), arguments, tool.lenient)
     except RequestError as error:
-        hint = "" if tool.strict else "; or send strict: false, which asks for any JSON object"
+        if tool.lenient:
+            return CallRule(tool.name, NO_TYPES, ANY_OBJECT)
+        hint = "" if tool.strict else "; or send strict: false, which then allows any JSON object"
         raise RequestError(f"{tool.name[:100]}: {error}{hint}", TOOLS) from None
-
-
-def _check_strict(schema: JsonValue) -> None:
-    try:
-        check_strict(schema)
-    except Unenforceable as error:
-        raise RequestError(str(error)) from None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from openspec.errors import RequestError
 from openspec.grammar.formats import (
+    ANY_OBJECT,
     Format,
     any_number,
     any_text,
@@ -22,7 +23,7 @@ from openspec.grammar.formats import (
 from openspec.grammar.schemas.json_tree import JsonTree, Object
 from openspec.text.grammars.coder_calls import coder_parameters
 from openspec.text.parsers.json_forms import HermesParser, LlamaParser, MistralParser
-from openspec.text.parsers.value_types import ValueTypes
+from openspec.text.parsers.value_types import NO_TYPES, ValueTypes
 
 CALL_LAYOUT = "line"
 """Of arguments, which models write on one line."""
@@ -38,6 +39,8 @@ class CallRule:
     """Of its parameters: the parser of bare values goes by them."""
     arguments: JsonTree
     """What `enforceable` made of its schema."""
+    is_lenient: bool = False
+    """Whether they may be any object where the form cannot enforce them."""
 
 
 def calls_format(
@@ -108,7 +111,9 @@ def _qwen_coder(rule: CallRule) -> Format:
     try:
         parameters = coder_parameters(rule.arguments, rule.types)
     except RequestError as error:
-        raise RequestError(f"{rule.name[:100]}: {error}", "tools") from None
+        if not rule.is_lenient:
+            raise RequestError(f"{rule.name[:100]}: {error}", "tools") from None
+        parameters = coder_parameters(ANY_OBJECT, NO_TYPES)
     return sequence(text(begin), parameters, text("</function>\n</tool_call>"))
 
 

@@ -31,6 +31,8 @@ class ToolDemand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The schema must keep the rules of strict ones."""
     free: bool = False
     """Arguments are any object, whatever the schema says."""
+    lenient: bool = False
+    """Arguments are any object where the schema cannot be enforced."""
 
 
 class CallDemand(msgspec.Struct, frozen=True, kw_only=True):

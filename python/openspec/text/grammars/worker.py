@@ -26,12 +26,9 @@ def begin(start: Start) -> Work:
     from openspec.text.grammars.answer_grammar import answer_format
 
     compiled = compiling(start)
-    return lambda demand: compiled(answer_format(demand_of(demand)))
-
-
-def demand_of(encoded: bytes) -> Demand:
-    """What `Demand.encoded` wrote."""
-    return msgspec.convert(read_json(encoded, "a demand"), Demand)
+    return lambda encoded: compiled(
+        answer_format(msgspec.convert(read_json(encoded, "a demand"), Demand))
+    )
 
 
 if __name__ == "__main__":

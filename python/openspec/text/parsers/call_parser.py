@@ -38,9 +38,9 @@ class CallParser(ABC):
         self._is_after_call = False
         self._steps = self.parse()
 
-    def push(self, text: str, is_last: bool = False) -> list[Piece]:
-        """What is certain after one more piece of text."""
-        self.reader.feed(text, is_last)
+    def push(self, text: str, is_last: bool = False, is_cut: bool = False) -> list[Piece]:
+        """What is certain after one more piece of text; arguments as of `MessageParser.push`."""
+        self.reader.feed(text, is_last, is_cut)
         next(self._steps, None)
         if is_last:
             self.end()
@@ -86,14 +86,17 @@ class CallParser(ABC):
         """Ends the call, where there is one."""
         if self._is_in_call:
             self._flush()
-            self._pieces.append(CallEnd(self._num_calls))
+            self._pieces.append(CallEnd(self._num_calls, self.reader.is_cut_short))
             self._num_calls += 1
             self._is_in_call = False
             self._is_after_call = True
 
     def say_marked(self) -> None:
-        """The text since the mark belongs to no call."""
-        self.say(self.reader.unmark())
+        """The text since the mark belongs to no call: it is content, unless a cut decided that."""
+        if self.reader.is_cut_short:
+            self.reader.drop()
+        else:
+            self.say(self.reader.unmark())
 
     def _flush(self) -> None:
         if self._arguments:

@@ -80,7 +80,10 @@ class LlamaParser(JsonCallParser):
             if (yield from self.reader.peek()) != "{":
                 self.say_marked()
                 return
-        self.say_marked()
+        if known_only:  # JSON that begins a message without a tag may be its content
+            self.say(self.reader.unmark())
+        else:
+            self.say_marked()
 
     def _built_in_call(self) -> Steps[bool]:
         """`name.call(key="text", other=1)`, which goes out once it is whole."""
@@ -187,4 +190,5 @@ class MistralParser(JsonCallParser):
             return
         self.begin(name)
         yield from self.nested(self.argue)
-        reader.mark()
+        if not reader.ran_out:
+            reader.mark()

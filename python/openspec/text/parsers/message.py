@@ -30,6 +30,8 @@ CALL_PARSERS: Mapping[str, type[CallParser]] = {
     "qwen3_coder": XmlParser,
 }
 """By vLLM's names."""
+CUT_REASONS = ("length", "abort")
+"""Finish reasons of answers that the model would have gone on with."""
 _TAGS = ("<tool_call>", "</tool_call>")
 MARKERS = {
     "hermes": _TAGS,
@@ -137,18 +139,28 @@ class MessageParser:
         """Tokens of the thinking block, its tags included."""
         return self._tokens.count
 
-    def push(self, text: str, token_ids: Sequence[int], is_last: bool = False) -> list[Piece]:
-        """The pieces that the next text of the answer, spelt by `token_ids`, completes."""
+    def push(
+        self,
+        text: str,
+        token_ids: Sequence[int],
+        is_last: bool = False,
+        finish_reason: str | None = None,
+    ) -> list[Piece]:
+        """The pieces that the next text of the answer, spelt by `token_ids`, completes.
+
+        What is left of a tag is text, unless `finish_reason` says that a limit cut the answer.
+        """
+        is_cut = finish_reason in CUT_REASONS
         self._tokens.push(token_ids)
         pieces: list[Piece] = []
         if self._splitter is not None:
-            reasoning, text = self._splitter.push(text, is_last)
+            reasoning, text = self._splitter.push(text, is_last, is_cut)
             if reasoning:
                 pieces.append(Reasoning(reasoning))
         if self._calls is None:
             return [*pieces, Content(text)] if text else pieces
         if text or is_last:
-            pieces += filter(self._is_wanted, self._calls.push(text, is_last))
+            pieces += filter(self._is_wanted, self._calls.push(text, is_last, is_cut))
         return pieces
 
     def finish_reason(self, reason: str | None) -> str | None:

@@ -50,6 +50,8 @@ class CallEnd:
     """The call is complete, or the answer ended within it."""
 
     index: int
+    is_cut: bool = False
+    """Whether a limit ended it."""
 
 
 Piece: TypeAlias = Reasoning | Content | CallStart | CallArguments | CallEnd

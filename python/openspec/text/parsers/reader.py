@@ -30,24 +30,36 @@ class Reader:
         self._text = ""
         self._at = 0
         self._mark: int | None = None
-        self._is_over = False
+        self._is_over = self._is_cut = False
+        self.ran_out = False
+        """Whether the end of the text decided something since the last mark."""
 
-    def feed(self, text: str, is_last: bool) -> None:
-        """More text; with `is_last` there comes no more."""
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether that was the end of a text that a limit cut."""
+        return self.ran_out and self._is_cut
+
+    def feed(self, text: str, is_last: bool, is_cut: bool = False) -> None:
+        """More text; with `is_last` there comes no more, with `is_cut` since a limit cut it."""
         kept = self._at if self._mark is None else self._mark
         self._text = self._text[kept:] + text
         self._at -= kept
         self._mark = None if self._mark is None else 0
-        self._is_over = is_last
+        self._is_over, self._is_cut = is_last, is_cut
 
     def mark(self, num_back: int = 0) -> None:
         """Keeps the text from here on, or from so many characters before."""
         self._mark = self._at - num_back
+        self.ran_out = False
 
     def unmark(self) -> str:
         """The text since the mark, which is kept no longer."""
         mark, self._mark = self._mark, None
         return "" if mark is None else self._text[mark : self._at]
+
+    def drop(self) -> None:
+        """Passes over the rest, and the text since the mark."""
+        self._at, self._mark = len(self._text), None
 
     def is_long(self) -> bool:
         """Whether more is kept than any head of a call needs."""
@@ -61,6 +73,7 @@ class Reader:
         """The next character; "" where the text is over."""
         while self._at == len(self._text) and not self._is_over:
             yield
+        self.ran_out |= self._at == len(self._text)
         return self._text[self._at : self._at + 1]
 
     def match(self, marker: str) -> Steps[bool]:
@@ -70,7 +83,10 @@ class Reader:
             if rest == marker:
                 self._at += len(marker)
                 return True
-            if self._is_over or not marker.startswith(rest):
+            if not marker.startswith(rest):
+                return False
+            if self._is_over:
+                self.ran_out = True
                 return False
             yield
 
@@ -90,7 +106,10 @@ class Reader:
                     found.append(match.group())
                 else:
                     emit(match.group())
-            if self._at < len(self._text) or self._is_over:
+            if self._at < len(self._text):
+                break
+            if self._is_over:
+                self.ran_out = True
                 break
             yield
         return "".join(found)
@@ -100,7 +119,10 @@ class Reader:
         return self.run(SPACES)
 
     def until(self, markers: tuple[str, ...], emit: Callable[[str], None]) -> Steps[str]:
-        """Emits the text up to the first of the markers, which is read and returned; "": none."""
+        """Emits the text up to the first of the markers, which is read and returned; "": none.
+
+        What a cut leaves of a marker is not emitted.
+        """
         found = _any(markers)
         while True:
             match = found.search(self._text, self._at)
@@ -109,11 +131,12 @@ class Reader:
                 self._at = match.end()
                 return match.group()
             end = len(self._text)
-            if not self._is_over:
+            if not self._is_over or self._is_cut:
                 end = max(self._at, end - _num_held(self._text, markers))
             emit(self._text[self._at : end])
             self._at = end
             if self._is_over:
+                self._at, self.ran_out = len(self._text), True
                 return ""
             yield
 

@@ -16,6 +16,14 @@ def thinking_of(prompt: str) -> bool | None:
     return None if end.endswith(THINK_CLOSE) else end.endswith(THINK_OPEN)
 
 
+def begins_with_tag(text: str, is_whole: bool) -> bool | None:
+    """Whether a text begins with thinking's first tag; None while more of it must come first."""
+    stripped = text.lstrip()
+    if stripped.startswith(THINK_OPEN):
+        return True
+    return None if THINK_OPEN.startswith(stripped) and not is_whole else False
+
+
 def held_back(text: str, marker: str) -> int:
     """Characters at the end of `text` that wait: line ends, and what could begin `marker`.
 
@@ -35,7 +43,8 @@ class ReasoningSplitter:
     """Text between the thinking tags goes one way, the rest the other.
 
     The tags and the line ends next to them go nowhere. A block opens only at the very start of the
-    output (or already in the prompt): later tags are the model quoting itself, and stay text.
+    output (or already in the prompt): later tags are the model quoting itself, and stay text. Some
+    models open it once more at once; that tag is dropped.
     """
 
     is_open: bool = False
@@ -46,24 +55,36 @@ class ReasoningSplitter:
     _state: Literal["start", "thinking", "answer"] = field(default="start", init=False)
     _is_after_tag: bool = field(default=False, init=False)
     """No text has followed the last tag yet."""
+    _may_open_again: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         if self.is_open:
             self._enter("thinking", "")
 
-    def push(self, text: str, is_last: bool = False) -> tuple[str, str]:
-        """The thinking and the answer that are certain after this piece of text."""
+    def push(self, text: str, is_last: bool = False, is_cut: bool = False) -> tuple[str, str]:
+        """The thinking and the answer that are certain after this piece of text.
+
+        With `is_cut` a limit ended the text, and what is left of a tag is dropped.
+        """
         self._pending += text
+        is_end = is_last and not is_cut
         if self._state == "start":
-            stripped = self._pending.lstrip()
-            if stripped.startswith(THINK_OPEN):
-                self._enter("thinking", stripped.removeprefix(THINK_OPEN))
-            elif THINK_OPEN.startswith(stripped) and not is_last:
+            opens = begins_with_tag(self._pending, is_end)
+            if opens is None:
                 return "", ""
+            if opens:
+                self._enter("thinking", self._pending.lstrip().removeprefix(THINK_OPEN))
             elif self.is_assumed:
                 self._enter("thinking", self._pending)
             else:
                 self._state = "answer"
+        if self._state == "thinking" and self._may_open_again:
+            opens = begins_with_tag(self._pending, is_end)
+            if opens is None:
+                return "", ""
+            if opens:
+                self._enter("thinking", self._pending.lstrip().removeprefix(THINK_OPEN))
+            self._may_open_again = False
         thinking = ""
         if self._state == "thinking":
             before, tag, after = self._pending.partition(THINK_CLOSE)
@@ -71,7 +92,7 @@ class ReasoningSplitter:
                 thinking = self._without_gap(before.rstrip("\n"))
                 self._enter("answer", after)
             else:
-                size = len(before) - (0 if is_last else held_back(before, THINK_CLOSE))
+                size = len(before) - (0 if is_end else held_back(before, THINK_CLOSE))
                 self._pending = before[size:]
                 return self._without_gap(before[:size]), ""
         answer, self._pending = self._without_gap(self._pending), ""

@@ -12,8 +12,8 @@ ValueTypes: TypeAlias = Mapping[str, frozenset[str]]
 
 NO_TYPES: ValueTypes = {}
 TEXT = frozenset({"string"})
-MAX_STEPS = 10_000
-"""Schemas of a request that are looked at once more; parameters beyond that are texts."""
+MAX_STEPS = 2000
+"""Schemas of a tool that are looked at once more; parameters beyond that are texts."""
 _COMBINED = ("anyOf", "oneOf", "allOf")
 _KINDS = frozenset("boolean integer number null object array string".split())
 
@@ -35,73 +35,74 @@ def kind_of(value: object) -> str:
 
 def types_of_tools(schemas: Mapping[str, JsonValue]) -> dict[str, ValueTypes]:
     """Of tools by name, with their parameters' schemas: the types of each named parameter."""
-    walk = _Walk()
-    return {name: walk.value_types(schema) for name, schema in schemas.items()}
+    return {name: value_types(schema) for name, schema in schemas.items()}
 
 
 def value_types(schema: JsonValue) -> ValueTypes:
-    """The types of each parameter that the schema of one tool names, wherever it names it."""
-    return _Walk().value_types(schema)
+    """The types of each parameter that the schema of one tool names, wherever it names it.
+
+    A function of this schema alone: the parser of an answer and its grammar have to agree.
+    """
+    walk = _Walk(schema)
+    named: dict[str, list[JsonValue]] = {}
+    for one in walk.within(schema):
+        properties = one.get("properties")
+        for name, value in properties.items() if isinstance(properties, Mapping) else ():
+            named.setdefault(name, []).append(value)
+    found = {}
+    for name, values in named.items():
+        kinds = {kind for value in values for one in walk.within(value)
+                 for kind in walk.kinds[id(one)]}  # fmt: skip
+        if walk.is_over:
+            break
+        found[name] = frozenset(kinds) or TEXT
+    return found
 
 
 class _Walk:
-    """Looks at each schema of a request once, and again only for so many steps."""
+    """Looks at each schema within one once, and again only for so many steps."""
 
-    def __init__(self) -> None:
-        self._kinds: dict[int, frozenset[str]] = {}  # that a schema itself names, by identity
-        self._targets: dict[tuple[int, str], JsonValue] = {}
+    def __init__(self, root: JsonValue) -> None:
+        self.kinds: dict[int, frozenset[str]] = {}
+        """That a schema itself names, by identity."""
+        self._root = root
+        self._targets: dict[str, JsonValue] = {}
         self._num_steps = 0
 
     @property
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         return self._num_steps > MAX_STEPS
 
-    def value_types(self, root: JsonValue) -> ValueTypes:
-        named: dict[str, list[JsonValue]] = {}
-        for one in self._within(root, root):
-            properties = one.get("properties")
-            for name, value in properties.items() if isinstance(properties, Mapping) else ():
-                named.setdefault(name, []).append(value)
-        found = {}
-        for name, values in named.items():
-            kinds = {kind for value in values for one in self._within(value, root)
-                     for kind in self._kinds[id(one)]}  # fmt: skip
-            if self._is_over:
-                break
-            found[name] = frozenset(kinds) or TEXT
-        return found
-
-    def _within(self, schema: JsonValue, root: JsonValue) -> Iterator[Mapping[str, JsonValue]]:
+    def within(self, schema: JsonValue) -> Iterator[Mapping[str, JsonValue]]:
         """A schema, what it refers to and what it combines."""
         waiting, seen = [schema], set[int]()
-        while waiting and not self._is_over:
+        while waiting and not self.is_over:
             one = waiting.pop()
             if not isinstance(one, Mapping) or id(one) in seen:
                 self._num_steps += 1
                 continue
             seen.add(id(one))
-            if id(one) in self._kinds:
+            if id(one) in self.kinds:
                 self._num_steps += 1
             else:
-                self._kinds[id(one)] = _own_kinds(one)
+                self.kinds[id(one)] = _own_kinds(one)
             yield one
             if isinstance(reference := one.get("$ref"), str):
-                waiting.append(self._target(root, reference))
+                waiting.append(self._target(reference))
             for key in _COMBINED:
                 options = one.get(key)
                 if isinstance(options, list):
                     waiting.extend(options)
 
-    def _target(self, root: JsonValue, reference: str) -> JsonValue:
+    def _target(self, reference: str) -> JsonValue:
         """What `#/...` refers to; None where that is nothing."""
-        key = id(root), reference
-        if key not in self._targets:
-            found = root
+        if reference not in self._targets:
+            found = self._root
             for step in reference.split("/")[1:]:
                 name = step.replace("~1", "/").replace("~0", "~")
                 found = found.get(name) if isinstance(found, Mapping) else None
-            self._targets[key] = found
-        return self._targets[key]
+            self._targets[reference] = found
+        return self._targets[reference]
 
 
 def _own_kinds(schema: Mapping[str, JsonValue]) -> frozenset[str]:

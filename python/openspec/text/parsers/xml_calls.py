@@ -80,13 +80,12 @@ class XmlParser(CallParser):
             self.argue(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             separator = ", "
             if not (yield from self._value(types.get(key, TEXT))):
-                reader.mark()
                 return
         is_whole = yield from reader.match(_FUNCTION_END)
         if is_whole:
             reader.mark()
         # An answer that was cut short is no whole object, for the caller to see.
-        if is_whole or (yield from reader.peek()):
+        if is_whole or not reader.ran_out:
             self.argue(("{" if separator == "{" else "") + "}")
 
     def _value(self, types: frozenset[str]) -> Steps[bool]:
