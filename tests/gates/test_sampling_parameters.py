@@ -72,7 +72,7 @@ def test_parameter(drafter_name: str, name: str, kind: str, reference: Reference
     assert [one.prompt_logprobs for one in results] == [one.prompt_logprobs for one in expected]
     for result in results:
         for entry in result.prompt_logprobs:
-            assert entry.logprobs[1:] == sorted(entry.logprobs[1:], reverse=True)
+            assert list(entry.logprobs[1:]) == sorted(entry.logprobs[1:], reverse=True)
             assert len({*entry.token_ids[1:]}) == changes.get("prompt_logprobs")
 
 
@@ -152,7 +152,7 @@ def test_logprobs_are_log_probabilities(reference: Reference) -> None:
     ):
         assert of_model.token_ids[0] == of_draw.token_ids[0] == token_id
         assert of_model.rank <= 4
-        assert of_model.logprobs[1:] == sorted(of_model.logprobs[1:], reverse=True)
+        assert list(of_model.logprobs[1:]) == sorted(of_model.logprobs[1:], reverse=True)
         # The chosen one's value is the very one it has among the best.
         at = of_model.token_ids.index(token_id, 1)
         assert of_model.logprobs[at] == of_model.logprobs[0]
