@@ -15,7 +15,8 @@ else()
   file(READ ${CMAKE_CURRENT_BINARY_DIR}/third_party/xgrammar/tree.txt xgrammar_tree)
   target_link_libraries(openspec_xgrammar INTERFACE xgrammar)
 endif()
-# cpp: the declarations of its log, see csrc/grammar/library.cpp.
+# cpp: the declarations of its log, see csrc/grammar/library.cpp; added: what csrc/grammar defines for it.
 target_include_directories(openspec_xgrammar SYSTEM INTERFACE
-  ${xgrammar_tree}/include ${xgrammar_tree}/3rdparty/dlpack/include ${xgrammar_tree}/cpp)
+  ${xgrammar_tree}/include ${xgrammar_tree}/3rdparty/dlpack/include ${xgrammar_tree}/cpp
+  ${CMAKE_CURRENT_LIST_DIR}/xgrammar/added)
 target_compile_definitions(openspec_xgrammar INTERFACE XGRAMMAR_ENABLE_CPPTRACE=0 XGRAMMAR_LOG_CUSTOMIZE=1)

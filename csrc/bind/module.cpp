@@ -189,10 +189,12 @@ void bind_values(py::module_& m) {
            py::arg("vocabulary"), py::arg("data"))
       .def_property_readonly("num_bytes",
                              [](const PythonGrammar& self) { return self.grammar->num_bytes(); });
+  py::class_<GrammarTally, std::shared_ptr<GrammarTally>>(m, "GrammarTally").def(py::init<>());
   py::class_<SequenceParams>(m, "SequenceParams")
       .def(py::init(&make_sequence_params), py::arg("sampling"), py::kw_only(),
            py::arg("max_tokens"), py::arg("num_prompt_logprobs") = -1,
-           py::arg("reports_steps") = false, py::arg("grammar") = py::none());
+           py::arg("reports_steps") = false, py::arg("grammar") = py::none(),
+           py::arg("grammar_tally") = py::none());
   py::class_<SpanResult>(m, "SpanResult")
       .def_readonly("slot", &SpanResult::slot)
       .def_readonly("token_ids", &SpanResult::token_ids)
@@ -207,7 +209,9 @@ void bind_values(py::module_& m) {
       .def_property_readonly(
           "prompt_logprobs",
           [](const SpanResult& result) { return tuples_of(result.prompt_logprobs); })
-      .def_property_readonly("detail", &tuple_of_detail);
+      .def_property_readonly("detail", &tuple_of_detail)
+      .def_readonly("is_held", &SpanResult::is_held)
+      .def_property_readonly("failure", &tuple_of_failure);
   py::class_<RunnerStats>(m, "RunnerStats")
       .def_readonly("num_steps", &RunnerStats::num_steps)
       .def_readonly("num_rows", &RunnerStats::num_rows)
@@ -256,6 +260,14 @@ void bind_probes(py::class_<Runner>& runner) {
           },
           py::arg("hook"))
       .def("set_capture", &Runner::set_capture, py::arg("layer_ids"))
+      .def(
+          "set_grammar_times",
+          [](Runner& runner, double mask, double token, double step, double first_try,
+             double request) {
+            runner.grammar_times() = {mask, token, step, first_try, request};
+          },
+          py::kw_only(), py::arg("mask"), py::arg("token"), py::arg("step"), py::arg("first_try"),
+          py::arg("request"))
       .def("captured",
            [](Runner& runner) {
              return rows_of(runner.backend().last_features(),
@@ -330,6 +342,8 @@ void bind_runner(py::module_& m) {
           py::arg("token_ids"), py::arg("prompt_len"), py::arg("params"),
           py::arg("cache_salt") = py::bytes())
       .def("remove_sequence", &Runner::remove_sequence, py::arg("slot"))
+      .def("is_held", &Runner::is_held, py::arg("slot"))
+      .def("await_masks", &Runner::await_masks, py::arg("seconds"), Nogil())
       .def("kv_len", &of_slot<&SequenceTable::kv_len>, py::arg("slot"))
       .def("token_ids", &of_slot<&SequenceTable::copy_tokens>, py::arg("slot"))
       .def_property_readonly("num_rows_ahead", &Runner::num_rows_ahead)

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bind/fields.h"
@@ -77,8 +78,10 @@ struct PythonGrammar {
 
 inline SequenceParams make_sequence_params(const pybind11::object& sampling, int max_tokens,
                                            int num_prompt_logprobs, bool reports_steps,
-                                           const std::optional<PythonGrammar>& grammar) {
+                                           const std::optional<PythonGrammar>& grammar,
+                                           std::shared_ptr<GrammarTally> grammar_tally) {
   SequenceParams params;
+  params.grammar_tally = std::move(grammar_tally);
   if (grammar) params.grammar = grammar->grammar;
   read_fields(params, sampling, kSamplingFields);
   params.max_tokens = max_tokens;

@@ -52,4 +52,11 @@ inline pybind11::typing::Optional<DetailTuple> tuple_of_detail(const SpanResult&
                               detail.draft_seconds);
 }
 
+/// Why the sequence cannot go on, and whether that is the request's own fault.
+inline pybind11::typing::Optional<pybind11::typing::Tuple<pybind11::str, pybind11::bool_>>
+tuple_of_failure(const SpanResult& result) {
+  if (result.failure.message.empty()) return pybind11::none();
+  return pybind11::make_tuple(result.failure.message, result.failure.is_request);
+}
+
 }  // namespace openspec

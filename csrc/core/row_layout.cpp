@@ -111,6 +111,7 @@ DraftJudgement judge_drafts(const Draft& offered, int num_granted,
   for (int32_t i = 0; i < offered.size() && at < num_granted; ++i) {
     const auto index = static_cast<size_t>(i);
     if (offered.parents[index] != at) continue;
+    if (chosen[static_cast<size_t>(at + 1)] < 0) break;
     judgement.num_judged += !is_judged;
     is_judged = true;
     if (offered.tokens[index] != chosen[static_cast<size_t>(at + 1)]) continue;

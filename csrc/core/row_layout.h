@@ -70,8 +70,9 @@ struct RowLayout {
 /// The accepted run of one span: walks from the last known token to the child that equals the
 /// token chosen there, as long as there is one.
 ///
-/// `chosen[0]` belongs to the last known token and `chosen[1 + i]` to draft i. Returns the accepted
-/// drafts (indices, in order); the token chosen at the last of them ends the run.
+/// `chosen[0]` belongs to the last known token and `chosen[1 + i]` to draft i; -1: nothing was
+/// chosen there. Returns the accepted drafts (indices, in order); the token chosen at the last of
+/// them, if any was, ends the run.
 std::vector<int32_t> accept_drafts(const Draft& draft, std::span<const int32_t> chosen);
 
 /// The drafts (indices, in order) that a run of chosen tokens went along, as far as it did: among
@@ -81,7 +82,7 @@ std::vector<int32_t> drafts_of_run(const Draft& draft, std::span<const int32_t> 
 /// What the choices say of the drafts on offer, of which the first `num_granted` had rows: at how
 /// many depths, from the first on, a draft can be compared with the choice, and at how many of
 /// these one of the siblings is right. One depth more than had rows can be judged, for the choice
-/// is known where the last of them ends.
+/// is known where the last of them ends. Where nothing was chosen, nothing is judged.
 struct DraftJudgement {
   int num_judged = 0, num_right = 0;
 };

@@ -9,6 +9,7 @@
 
 #include "grammar/classes_library.h"
 #include "grammar/library.h"
+#include "grammar/shortest_text.h"
 
 namespace openspec {
 
@@ -68,8 +69,11 @@ std::shared_ptr<const CompiledGrammar> CompiledGrammar::structural_tag(
     }
     const auto& grammar = std::get<xgrammar::Grammar>(made);
     check_attributes(grammar);
-    return xgrammar::GrammarCompiler(info, /*max_threads=*/1, /*cache_enabled=*/false)
-        .CompileGrammar(grammar);
+    xgrammar::CompiledGrammar compiled =
+        xgrammar::GrammarCompiler(info, /*max_threads=*/1, /*cache_enabled=*/false)
+            .CompileGrammar(grammar);
+    check_texts_end(compiled);
+    return compiled;
   });
 }
 

@@ -15,7 +15,7 @@ class CompiledGrammar {
  public:
   /// Compiles a structural tag, on one thread. What the library refuses is an ArgumentError with
   /// its message; so is a grammar whose mask depends on more than the text so far (a rule's
-  /// max_tokens, max_chars or temperature).
+  /// max_tokens, max_chars or temperature), and one whose texts may never end.
   static std::shared_ptr<const CompiledGrammar> structural_tag(
       std::shared_ptr<const Vocabulary> vocabulary, const std::string& json);
   /// JSON of a schema as rules in EBNF, with at most two characters of white space in a row.

@@ -160,10 +160,14 @@ std::vector<int32_t> GrammarState::offer(int most) {
   std::vector<int32_t> tokens;
   const auto num_known = tokens_.size();
   while (static_cast<int>(tokens.size()) < most && !is_ended_) {
-    const std::string bytes =
-        library::checked([&] { return library_->matcher.FindJumpForwardString(); });
-    std::vector<int32_t> next;
     const size_t room = static_cast<size_t>(most) - tokens.size();
+    // As many as the longest tokens hold; a text whose spelling is learned is known as a whole.
+    const size_t wanted =
+        std::max(room * vocabulary().max_token_bytes(), Spellings::kMostBytes + 1);
+    const auto most_bytes = static_cast<int>(std::min(wanted, size_t{INT32_MAX}));
+    const std::string bytes =
+        library::checked([&] { return library_->matcher.FindJumpForwardString(most_bytes); });
+    std::vector<int32_t> next;
     if (!bytes.empty()) {
       if (bytes_to_spell_.empty() && tokens.empty()) {
         bytes_to_spell_ = bytes;

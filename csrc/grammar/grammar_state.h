@@ -24,7 +24,8 @@ struct MaskRows {
 };
 
 /// Where one sequence stands in its grammar. A function of its output tokens alone, so it can be
-/// made anew at any time. Not thread-safe; states of different sequences are independent.
+/// made anew at any time; after an exception it must be. Not thread-safe; states of different
+/// sequences are independent.
 class GrammarState {
  public:
   explicit GrammarState(std::shared_ptr<const CompiledGrammar> grammar);
@@ -38,6 +39,8 @@ class GrammarState {
   /// Tokens after the one that ends the answer do not count; where it comes too early it ends the
   /// answer all the same. Throws EngineError at any other that the grammar refuses.
   void sync(std::span<const int32_t> output);
+  /// How many tokens it follows.
+  size_t num_tokens() const { return tokens_.size(); }
   /// Whether the token that ends the answer is out.
   bool is_ended() const { return is_ended_; }
 

@@ -2,6 +2,8 @@
 
 #include <support/logging.h>
 
+#include "grammar/work_meter.h"
+
 // The library asks for these with XGRAMMAR_LOG_CUSTOMIZE. It warns of every token that it refuses,
 // and a refused draft is nothing to warn of.
 namespace xgrammar {
@@ -35,6 +37,8 @@ void rethrow_as_argument_error() {
   try {
     throw;
   } catch (const ArgumentError&) {
+    throw;
+  } catch (const WorkStopped&) {
     throw;
   } catch (const std::bad_alloc&) {
     throw;

@@ -10,7 +10,8 @@ namespace openspec::library {
 /// library's source. Called while an exception is handled.
 [[noreturn]] void rethrow_as_argument_error();
 
-/// What `call` returns; what the library throws becomes an ArgumentError.
+/// What `call` returns; what the library throws becomes an ArgumentError, but for
+/// WorkStopped.
 template <typename Call>
 auto checked(Call&& call) {
   try {

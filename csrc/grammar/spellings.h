@@ -16,6 +16,8 @@ class Vocabulary;
 /// seen, not known. May be used by several threads.
 class Spellings {
  public:
+  /// Of longer texts nothing is kept.
+  static constexpr size_t kMostBytes = 512;
   /// Empty: not seen yet. The last token may go on after the bytes.
   std::vector<int32_t> of(const std::string& bytes) const;
   /// Tokens that were chosen where the bytes had to come, and the ends of both. Returns false until
@@ -24,7 +26,7 @@ class Spellings {
              std::span<const int32_t> tokens);
 
  private:
-  static constexpr size_t kMostBytes = 512, kMostEntries = 4096;  // a grammar has far fewer
+  static constexpr size_t kMostEntries = 4096;  // a grammar has far fewer
   mutable std::mutex mutex_;
   std::map<std::string, std::vector<int32_t>, std::less<>> tokens_;
 };

@@ -28,6 +28,7 @@ Vocabulary::Vocabulary(std::vector<std::string> tokens, int vocab_size,
     const auto starts = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; };
     const auto count = std::count_if(token.begin(), token.end(), starts);
     max_token_chars_ = std::max(max_token_chars_, static_cast<int>(count));
+    max_token_bytes_ = std::max(max_token_bytes_, token.size());
   }
   library_ = library::checked([&] {
     return std::make_unique<Library>(Library{xgrammar::TokenizerInfo(

@@ -29,6 +29,8 @@ class Vocabulary {
   std::string_view bytes(int32_t id) const;
   /// Code points of the longest token.
   int max_token_chars() const { return max_token_chars_; }
+  /// Bytes of the longest token.
+  size_t max_token_bytes() const { return max_token_bytes_; }
   /// 32-bit words of a mask, one bit a token.
   int num_mask_words() const { return (size() + 31) / 32; }
 
@@ -45,6 +47,7 @@ class Vocabulary {
  private:
   int size_;
   int max_token_chars_ = 0;
+  size_t max_token_bytes_ = 0;
   std::unique_ptr<Library> library_;
   std::vector<int32_t> stop_ids_;
 };

@@ -224,6 +224,12 @@ const std::vector<SpanResult>& Runner::collect(StepLease& lease) {
     }
     stats_.rest_seconds += std::max(0.0, whole - lease.seconds);
   }
+  for (size_t i = 0; i < lease.results.size(); ++i) {
+    if (!sequences_.is_current(lease, i)) continue;
+    const GrammarPlace* grammar = table_.grammar(lease.requests[i].slot);
+    lease.results[i].is_held = grammar != nullptr && grammar->is_slow();
+    if (!lease.failures.empty()) lease.results[i].failure = lease.failures[i];
+  }
   for (SpanResult& result : lease.results) {
     if (!result.detail) continue;
     result.detail->num_rows = lease.num_rows;
@@ -242,6 +248,12 @@ void Runner::commit(StepLease& lease) {
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     if (!sequences_.is_current(lease, i)) continue;
     sequences_.commit(lease, i, num_steps_ahead() > 0, [this] { enter("publish"); });
+    const int slot = lease.requests[i].slot;
+    if (GrammarPlace* grammar = table_.grammar(slot);
+        grammar != nullptr && lease.results[i].finish == FinishReason::kRunning) {
+      const auto prompt_len = static_cast<size_t>(table_.prompt_len(slot));
+      grammar->make_if_slow(table_.tokens(slot).subspan(prompt_len));
+    }
     if (lease.requests[i].max_drafts > 0 && !lease.results[i].token_ids.empty()) {
       observe_acceptance(lease.results[i], lease.has_proposed);
     }

@@ -88,6 +88,17 @@ class Runner {
   int num_rows_ahead() const {
     return std::max(config_.draft_room(), drafter_->needs().num_draft_entries);
   }
+  /// Whether the sequence's next mask is being made beside the steps: until it is, steps have
+  /// nothing to do for the sequence.
+  bool is_held(int slot) const {
+    table_.check_slot(slot);
+    const GrammarPlace* grammar = table_.grammar(slot);
+    return grammar != nullptr && grammar->is_away();
+  }
+  /// Returns when such a mask was made since the last call, or after so many seconds.
+  void await_masks(double seconds) { table_.grammar_work().await(seconds); }
+  /// For tests.
+  GrammarTimes& grammar_times() { return table_.grammar_work().times; }
   PrefixCache& prefixes() { return sequences_.prefixes(); }
   void check_integrity() const;
 

@@ -57,11 +57,16 @@ class Grammar:
     def num_bytes(self) -> int: ...
 
 @final
+class GrammarTally:
+    """What the sequences of a request have taken for their masks, beyond what is ordinary."""
+
+@final
 class SequenceParams:
     """What a sequence needs on the device: sampling, stops, budget.
 
     `max_tokens` counts output tokens. `num_prompt_logprobs`: -1 none, n the n best beside the token
-    itself. `grammar`: what the output must be. All else is read from `sampling`.
+    itself. `grammar`: what the output must be; sequences with the same `grammar_tally` share what
+    their masks may take. All else is read from `sampling`.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class SequenceParams:
         num_prompt_logprobs: int = -1,
         reports_steps: bool = False,
         grammar: Grammar | None = None,
+        grammar_tally: GrammarTally | None = None,
     ) -> None: ...
 
 TokenLogprobs = tuple[list[int], list[float], int]
@@ -103,7 +109,8 @@ class SpanResult:
 
     slot: int
     token_ids: list[int]
-    """Chosen tokens, in order, cut after the first stop id or at the budget; empty in prefill."""
+    """Chosen tokens, in order, cut after the first stop id or at the budget; empty in prefill, and
+    where the mask that a grammar makes was not there in time."""
     finish_reason: str
     """"" while running, "stop" after a stop id (the last of token_ids), "length" at the budget."""
     num_draft_tokens: int
@@ -117,6 +124,10 @@ class SpanResult:
     """For the prompt tokens after this chunk's rows if asked for, else empty."""
     detail: SpanDetail | None
     """Of a step that chose tokens, for a sequence with `reports_steps`."""
+    is_held: bool
+    """The next mask is made beside the steps; `Runner.is_held` says how long."""
+    failure: tuple[str, bool] | None
+    """Why the sequence cannot go on, and whether the request itself is to blame; None: it can."""
 
 @final
 class StepLease:
@@ -204,6 +215,11 @@ class Runner:
     ) -> int:
         """Takes a slot and attaches the cached prefix. `token_ids` holds prompt and, when a preempted
         sequence resumes, the output so far."""  # noqa: E501
+    def is_held(self, slot: int) -> bool:
+        """Whether the sequence's next mask is being made beside the steps: until it is, a step
+        brings it nothing."""
+    def await_masks(self, seconds: float) -> None:
+        """Returns when such a mask was made since the last call, or after so many seconds."""
     def remove_sequence(self, slot: int) -> None:
         """Gives slot and pages back, to be taken again at once, also while steps are in flight."""
     # As of the last commit:
@@ -253,6 +269,12 @@ class Runner:
         An exception it raises takes the path of a failure in that stage.
         """
     def set_capture(self, layer_ids: Sequence[int]) -> None: ...
+    def set_grammar_times(
+        self, *, mask: float, token: float, step: float, first_try: float, request: float
+    ) -> None:
+        """Seconds of processor time: what is ordinary for a mask and for a token read; what a step
+        may take on each thread, a mask beside the steps at its first try, and a request beyond what
+        is ordinary. 0.005, 0.0001, 0.05, 0.02 and 2 unless set."""
     def captured(self) -> list[list[float]]:
         """Features of the last step's rows: concatenated outputs of the captured layers."""
     def last_logits(self) -> list[list[float]]: ...

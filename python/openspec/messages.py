@@ -261,6 +261,9 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     steps: list[StepDetail] | None = None
     """What brought `token_ids`, if asked for."""
     error: str | None = None
+    """Why it ended with "error"."""
+    is_refused: bool = False
+    """The request asks for what cannot be: the error is its own, not the engine's."""
 
 
 class EngineStats(SpecCounters, kw_only=True):

@@ -61,7 +61,6 @@ CHANGES: dict[str, dict[str, object]] = {
         "repetition_penalty": 1.2,
     },
     "logit_bias": {"logit_bias": {300: 4.0, 301: -100.0}},
-    "min_tokens": {"min_tokens": 20},
     "logprobs": {"logprobs": 5},
     "processed_logprobs": {"logprobs": 20, "logprobs_mode": "processed", "top_p": 0.7},
     "ignore_eos": {"ignore_eos": True},
@@ -144,27 +143,26 @@ def test_answers_validate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said", "finish"),
+    ("changes", "num_said"),
     [
-        # The grammar is done before min_tokens: it wins.
-        ({"min_tokens": 30}, None, "stop"),
-        # No token is left that both allow: the answer ends there, by its end token.
-        ({"allowed_token_ids": [300, 301]}, [], "stop"),
+        ({"allowed_token_ids": [300, 301]}, 0),  # none of them begins a day
+        # "Tues" and what may follow are forbidden one after the other.
+        ({"bad_word_ids": [[token] for token in range(4096) if b"y" in tokens()[0][token]]}, None),
     ],
-    ids=["min_tokens", "allowed_token_ids"],
+    ids=["allowed_token_ids", "bad_words"],
 )
-def test_where_nothing_is_left(
-    changes: dict[str, object], said: list[int] | None, finish: str
-) -> None:
+def test_where_nothing_is_left(changes: dict[str, object], num_said: int | None) -> None:
+    """It ends with an error of the request's own, and is no answer."""
     job = dataclasses.replace(grammar_jobs("choice", "greedy", 1)[0], arrives_at=0)
-    sampling = msgspec.structs.replace(job.sampling, **changes)
+    held = dataclasses.replace(job, sampling=msgspec.structs.replace(job.sampling, **changes))
     for settings in (harness.PLAIN, drafter_settings("ngram")):
         core = grammar_core(**settings)
-        [result] = run(core, [dataclasses.replace(job, sampling=sampling)])
-        assert result.finish_reason == finish
-        assert result.token_ids[-1] == tokens()[2][0]
-        if said is not None:
-            assert result.token_ids[:-1] == said
+        [result, other] = run(core, [held, job])
+        assert result.finish_reason == "error"
+        assert result.error is not None
+        assert "allowed_token_ids or bad_words forbid every token" in result.error
+        assert len(result.token_ids) == num_said or num_said is None
+        assert other.text == plain([job])[0].text
 
 
 @pytest.mark.parametrize("drafter", ["none", "eagle3 tree"])

@@ -81,6 +81,7 @@ def make_request(
     *,
     priority: int = 0,
     speculative: SpeculativeOptions | None = None,
+    grammar: str = "",
     **sampling: object,
 ) -> EngineRequest:
     return EngineRequest(
@@ -89,6 +90,7 @@ def make_request(
         sampling=SamplingParams(**{"seed": 7, **sampling}),  # type: ignore[arg-type]
         priority=priority,
         speculative=speculative or SpeculativeOptions(),
+        grammar=grammar,
     )
 
 

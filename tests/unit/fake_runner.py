@@ -36,6 +36,7 @@ class FakeParams:
     num_prompt_logprobs: int = -1
     max_draft_tokens: int = 0
     reports_steps: bool = False
+    has_grammar: bool = False
 
 
 def fake_params(request: Request) -> FakeParams:
@@ -51,6 +52,7 @@ def fake_params(request: Request) -> FakeParams:
         else -1,
         max_draft_tokens=request.draft_limit,
         reports_steps=request.source.speculative.detailed,
+        has_grammar=request.grammar is not None,
     )
 
 
@@ -90,6 +92,9 @@ class FakeSpanResult:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     detail: SpanDetail | None = None
+    is_held: bool = False
+    failure: tuple[str, bool] | None = None
+    num_computed: int = 0
 
 
 @dataclass
@@ -117,6 +122,8 @@ class _Sequence:
     device_tokens: list[int] = field(default_factory=list)
     device_kv_len: int = 0
     is_finished: bool = False
+    num_looks_away: int = 0
+    """How often it is still to be asked whether the mask is there."""
 
     def restore(self) -> None:
         """The device forgets what is not committed."""
@@ -182,6 +189,9 @@ class FakeRunner:
         self.cache_queries = self.cache_hits = 0
         self.hook: Callable[[str], None] = lambda stage: None
         self.on_load_grammar: Callable[[], None] = lambda: None
+        self.looks_away: Callable[[], int] = lambda: 0
+        """Of each choice under a grammar: 0, or how often its mask is looked for in vain."""
+        self.num_waits = 0
         self.most_rows = 0
         self.num_dry_steps = 0
         self._slots: dict[int, _Sequence] = {}
@@ -204,6 +214,17 @@ class FakeRunner:
     def load_grammar(self, vocabulary: object, data: bytes) -> object:
         self.on_load_grammar()
         return data
+
+    def new_grammar_tally(self) -> object:
+        return object()
+
+    def is_held(self, slot: int) -> bool:
+        sequence = self._slots[slot]
+        sequence.num_looks_away = max(0, sequence.num_looks_away - 1)
+        return sequence.num_looks_away > 0
+
+    def await_masks(self, seconds: float) -> None:
+        self.num_waits += 1
 
     # Sequences
 
@@ -342,14 +363,13 @@ class FakeRunner:
     def commit(self, lease: FakeLease) -> None:
         assert lease.state == "collected" and lease is self.open_leases[0] and not self.is_giving_up
         self.hook("commit")
-        for sequence, (_, num_new, _), pages, result in zip(
-            lease.sequences, lease.spans, lease.pages, lease.results, strict=True
+        for sequence, pages, result in zip(
+            lease.sequences, lease.pages, lease.results, strict=True
         ):
             if sequence.is_removed:
                 continue
-            if result.token_ids or not sequence.is_finished:
-                sequence.kv_len += num_new + max(len(result.token_ids) - 1, 0)
-                sequence.tokens += result.token_ids
+            sequence.kv_len += result.num_computed
+            sequence.tokens += result.token_ids
             num_needed = self._pages_for(sequence.kv_len) - len(sequence.pages)
             num_kept = num_needed if self.num_steps_ahead == 0 else len(pages)
             sequence.pages += pages[:num_kept]
@@ -449,8 +469,16 @@ class FakeRunner:
                 result.prompt_logprobs.append(
                     logprobs_of(known[:position], known[position], params.num_prompt_logprobs)
                 )
+        result.num_computed = num_new
         sequence.device_kv_len = end
         if end < len(known):
+            return result
+        if params.has_grammar and sequence.num_looks_away == 0:
+            sequence.num_looks_away = self.looks_away()
+        if sequence.num_looks_away > 0:
+            result.is_held = True
+            result.num_computed -= 1
+            sequence.device_kv_len -= 1
             return result
         num_output = len(known) - sequence.prompt_len
         max_drafts = max(0, min(max_drafts, params.max_tokens - num_output - 1))
@@ -478,6 +506,7 @@ class FakeRunner:
             result.detail = (drafts, parents, None, accepted, 0, 1, 1, 0.0, 0.0, None)
         sequence.device_tokens = known
         sequence.device_kv_len = len(known) - 1
+        result.num_computed += len(result.token_ids) - 1
         sequence.is_finished = bool(result.finish_reason)
         return result
 

@@ -31,6 +31,7 @@ class Spec:
     drafts: int | None = None
     arrives: int = 0
     aborts: int | None = None
+    has_grammar: bool = False
 
     def request(self, index: int) -> EngineRequest:
         return make_request(
@@ -38,12 +39,13 @@ class Spec:
             self.prompt,
             priority=self.priority,
             max_tokens=self.max_tokens,
-            min_tokens=min(self.min_tokens, self.max_tokens),
+            min_tokens=0 if self.has_grammar else min(self.min_tokens, self.max_tokens),
             stop_token_ids=self.stop,
             seed=index % 3,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             speculative=SpeculativeOptions(num_speculative_tokens=self.drafts),
+            grammar="g" if self.has_grammar else "",
         )
 
 
@@ -52,6 +54,10 @@ def check_schedule(
 ) -> int:
     """Runs a load, with failing steps; returns the number of preemptions."""
     core = make_core(runner, max_num_seqs)
+    core.grammars.set_vocabulary([b"a"], 1, [0])
+    core.grammars.load_grammar("g", b"data")
+    masks = random.Random(runner.num_pages + 1)
+    runner.looks_away = lambda: masks.choice([0, 0, 1, 3])
     stages = random.Random(runner.num_pages)
     attempt = -1
     fails_at = ""
@@ -129,6 +135,7 @@ REQUEST = {
     "drafts": st.sampled_from([None, None, 0, 1, 3]),
     "arrives": st.integers(0, 30),
     "aborts": st.sampled_from([None, None, None, 1, 5, 20]),
+    "has_grammar": st.booleans(),
 }
 
 
@@ -183,6 +190,7 @@ def test_scarce_pages_and_rows(num_steps_ahead: int) -> None:
                 prompt_logprobs=rng.choice([None, None, None, 1]),
                 arrives=rng.randrange(20),
                 aborts=rng.choice([None] * 8 + [3, 15]),
+                has_grammar=rng.random() < 0.5,
             )
             for _ in range(10)
         ]

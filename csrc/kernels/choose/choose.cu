@@ -36,8 +36,12 @@ __global__ void __launch_bounds__(kScanThreads)
   const RowWorkspace workspace = row_workspace<true>(params, turn);
   const int sample = sample_at(params, turn);
   const int row = sample < 0 ? -1 : params.sample_row[sample];
-  if (row < 0) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) *workspace.plan = {};
+  const bool has_no_choice = !kIsDraft && row >= 0 && is_held(params, sample);
+  if (row < 0 || has_no_choice) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      *workspace.plan = {};
+      if (has_no_choice) params.chosen[sample] = kNoChoice;
+    }
     return;
   }
   // The logits are on their way while the plan follows its pointers.

@@ -8,6 +8,10 @@
 
 namespace openspec {
 
+/// In ChooseParams::sample_mask: nothing is chosen for the sample, and `chosen` becomes kNoChoice.
+inline constexpr int32_t kHeldMask = -2;
+inline constexpr int32_t kNoChoice = -1;
+
 /// Every sampled row's own next token: a deterministic function of the row's prefix, the request's
 /// seed and the position (design: "position-keyed choice").
 ///
@@ -68,13 +72,16 @@ struct ChooseParams {
   DrawnDrafts drafts = {};  // no logits: choices do not depend on drafts
   // Masks of rows whose tokens a grammar limits: bit id % 32 of word id / 32 allows a token.
   const int32_t* row_masks = nullptr;        // [masks, (vocab_size + 31) / 32]
-  const int32_t* sample_mask = nullptr;      // [num_samples] which of them, or -1: none; null: none
+  // [num_samples] which of them, -1: none, or kHeldMask; null: none.
+  const int32_t* sample_mask = nullptr;
   const SamplingParams* sampling = nullptr;  // [max_num_seqs] by slot
   const int32_t* tokens = nullptr;           // [max_num_seqs, tokens_stride] token history by slot
   int64_t tokens_stride = 0;
   const int32_t* num_tokens = nullptr;  // [max_num_seqs] history length, last token included
   const int32_t* prompt_len = nullptr;  // [max_num_seqs]
-  int32_t* chosen = nullptr;            // out [num_samples]; score_token's own id for prompt rows
+  // out [num_samples]; score_token's own id for prompt rows. Of a sample with kHeldMask nothing
+  // else is written.
+  int32_t* chosen = nullptr;
   // Log-probabilities; written for rows whose sequence asks for them. Entry 0 is the chosen (or
   // scored) token, entries 1..n the best n in falling order (equal values: lower id first); entries
   // after those are not written. The chosen token's value is bitwise equal to its value among the

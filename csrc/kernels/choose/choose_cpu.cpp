@@ -52,6 +52,10 @@ class RowChooser {
       report_all(raw_, scored, max_of(0, sampling_.num_prompt_logprobs));
       return;
     }
+    if (is_held(params_, sample_)) {
+      params_.chosen[sample_] = kNoChoice;
+      return;
+    }
     Logits logits = raw_;
     if (has_edits()) {
       edit();

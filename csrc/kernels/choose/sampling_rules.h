@@ -29,6 +29,12 @@ OPENSPEC_HD const int32_t* row_mask_of(const ChooseParams& params, int64_t sampl
   const int64_t num_words = (int64_t{params.vocab_size} + 31) / 32;
   return mask < 0 ? nullptr : params.row_masks + mask * num_words;
 }
+/// Whether nothing is chosen for a sample.
+OPENSPEC_HD bool is_held(const ChooseParams& params, int64_t sample) {
+  const bool is_scored = params.score_token != nullptr && params.score_token[sample] >= 0;
+  return params.sample_mask != nullptr && !params.is_draft && !is_scored &&
+         params.sample_mask[sample] == kHeldMask;
+}
 OPENSPEC_HD bool is_allowed_by(const int32_t* mask, int64_t id) {
   return (static_cast<uint32_t>(mask[id / 32]) >> (id % 32) & 1) != 0;
 }

@@ -29,7 +29,8 @@ __device__ Verdict judge_chain(const int32_t* drafts, int offered, int granted,
     verdict.num_right += wrong == 0 ? 32 : __ffs(wrong) - 1;
     if (wrong != 0) break;
   }
-  verdict.num_judged = min(most, verdict.num_right + 1);
+  const bool has_choice = verdict.num_right < most && chosen[verdict.num_right] >= 0;
+  verdict.num_judged = verdict.num_right + (has_choice ? 1 : 0);
   verdict.num_accepted = min(verdict.num_right, granted);
   return verdict;
 }
@@ -61,7 +62,7 @@ __device__ Verdict judge_tree(const int32_t* drafts, const int32_t* parents, int
       ++verdict.num_accepted;
     }
   }
-  verdict.num_judged = verdict.num_right + (has_child ? 1 : 0);
+  verdict.num_judged = verdict.num_right + (has_child && chosen[at + 1] >= 0 ? 1 : 0);
   __syncwarp();
   return verdict;
 }
@@ -147,19 +148,20 @@ __global__ void __launch_bounds__(kThreads) commit_rows_kernel(CommitRowsParams 
     outcome.num_judged = verdict.num_judged;
     outcome.num_right = verdict.num_right;
     for (int base = 0; base <= verdict.num_accepted && outcome.finish == kRunning; base += 32) {
-      // Token i of the run is what was chosen after i accepted drafts.
+      // Token i of the run is what was chosen after i accepted drafts; the last may have no choice.
       const int i = base + lane;
-      const bool is_in_run = i <= verdict.num_accepted;
+      const bool is_accepted = i <= verdict.num_accepted;
       int sample = i;
-      if (has_tree && i > 0 && is_in_run) sample = 1 + accepted_row[i - 1] - first_row;
-      const int32_t token = is_in_run ? chosen[sample] : -1;
+      if (has_tree && i > 0 && is_accepted) sample = 1 + accepted_row[i - 1] - first_row;
+      const int32_t token = is_accepted ? chosen[sample] : -1;
+      const bool is_in_run = token >= 0;
       bool is_stop = false;
       if (is_in_run && num_tokens + i + 1 - prompt_len > min_tokens) {
         for (int j = 0; j < num_stop_ids; ++j) is_stop = is_stop || stop_ids[j] == token;
       }
       const bool is_last = num_tokens + i + 1 >= limit;
       const unsigned ends = __ballot_sync(kAllLanes, is_in_run && (is_stop || is_last));
-      const int num_in_run = min(verdict.num_accepted + 1 - base, 32);
+      const int num_in_run = __popc(__ballot_sync(kAllLanes, is_in_run));
       const int count = ends == 0 ? num_in_run : __ffs(ends);
       if (lane < count) {
         history[i] = token;

@@ -143,7 +143,8 @@ struct StepOutcome {
 };
 
 /// Accepts the longest run of drafts that equal the choices (accept_drafts), stops at stop ids and
-/// limits, and commits: history, lengths, and the outcome to the ring in pinned memory.
+/// limits, and commits: history, lengths, and the outcome to the ring in pinned memory. A run ends
+/// before a choice of -1, which is none; the last token of what is known is computed again then.
 struct CommitRowsParams {
   StepInput input;
   DeviceTable table;

@@ -75,6 +75,7 @@ void DeviceStep::restore_sequence(int slot) {
 void DeviceStep::launch(StepLease& lease) {
   for (const char* stage : {"propose", "score", "choose", "accept"}) context_.enter(stage);
   lease.ring_index = ring_.take();
+  context_.table.grammar_work().begin_step();
   const bool host_has_trees = propose_on_host(lease);
   masked_.offer(lease);
   const StepShape shape = choose_shape(lease, host_has_trees);
@@ -84,6 +85,7 @@ void DeviceStep::launch(StepLease& lease) {
   const bool has_masks = MaskedSteps::has_masks(lease, context_.table);
   start(lease.ring_index, header, shape, num_samples_of(lease, shape),
         has_masks ? &lease : nullptr);
+  if (has_masks) note_failures(lease);
   masked_.note_launched(lease);
   num_kept_steps_ = lease.num_waiting;  // and not earlier: the device keeps what it was given
   mirror_.forget_updates();

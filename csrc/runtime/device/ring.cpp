@@ -47,7 +47,7 @@ SpanResult StepRing::result(const StepLease& lease, size_t span) const {
                                                .num_right = outcome.num_right}));
 
   const SequenceParams& params = table_.params(result.slot);
-  if (params.reports_steps && outcome.first_choice >= 0) {
+  if (params.reports_steps && outcome.num_tokens > 0) {
     result.detail = detail(result, place(entry, span));
   }
   if (params.num_prompt_logprobs >= 0) {

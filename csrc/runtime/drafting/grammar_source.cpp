@@ -11,10 +11,13 @@ void GrammarSource::offer(std::span<const ProposeRequest> wanted, std::span<Draf
   threads_().try_parallel_for(with_grammar.size(), [&](size_t part) {
     const size_t i = with_grammar[part];
     const int slot = wanted[i].slot;
-    GrammarState& grammar = *table_.grammar(slot);
     const std::vector<int32_t> known = known_(slot);
-    grammar.sync(std::span(known).subspan(static_cast<size_t>(table_.prompt_len(slot))));
-    for (const int32_t token : grammar.offer(wanted[i].num_wanted)) drafts[i].append(token);
+    const auto output = std::span(known).subspan(static_cast<size_t>(table_.prompt_len(slot)));
+    std::vector<int32_t> tokens;
+    table_.grammar(slot)->use(output, /*num_masks=*/1, [&](GrammarState& state) {
+      tokens = state.offer(wanted[i].num_wanted);
+    });
+    for (const int32_t token : tokens) drafts[i].append(token);
   });
   for (const size_t i : with_grammar) {
     SourceEstimate& estimate = table_.estimate(wanted[i].slot, id());

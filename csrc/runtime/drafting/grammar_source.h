@@ -23,7 +23,7 @@ class GrammarSource final : public DraftSource {
 
   DraftSourceId id() const override { return kGrammarDrafts; }
   /// Leaves the states of the grammars after the known tokens. Sequences without one are offered
-  /// nothing.
+  /// nothing, nor are those whose grammar the step has no time for.
   void offer(std::span<const ProposeRequest> wanted, std::span<Draft> drafts) override;
 
  private:

@@ -24,7 +24,23 @@ void forbid(std::span<int32_t> mask, int32_t id) {
   }
 }
 
-/// Takes from a mask what the other parameters forbid after `path`, but for min_tokens.
+constexpr const char* kNothingLeft =
+    "the grammar of this request allows no token of the vocabulary after this text";
+constexpr const char* kNothingLeftBeside =
+    "allowed_token_ids or bad_words forbid every token that the grammar of this request allows "
+    "after this text";
+
+/// Known tokens and the drafts up to the row, which is 1 + the draft's number.
+std::vector<int32_t> path_of(std::span<const int32_t> known, const Draft& draft, size_t row) {
+  std::vector<int32_t> path(known.begin(), known.end());
+  for (int i = static_cast<int>(row) - 1; i >= 0; i = draft.parents[static_cast<size_t>(i)]) {
+    path.push_back(draft.tokens[static_cast<size_t>(i)]);
+  }
+  std::reverse(path.begin() + static_cast<ptrdiff_t>(known.size()), path.end());
+  return path;
+}
+
+/// Takes from a mask what the other parameters forbid after `path`.
 void forbid_others(std::span<int32_t> mask, const SequenceParams& params,
                    std::span<const int32_t> path) {
   if (!params.lists.allowed_ids.empty()) {
@@ -70,54 +86,46 @@ void RowMasks::fill(const SequenceTable& table, ThreadPool& threads) {
 }
 
 void RowMasks::fill(const SequenceTable& table, const Part& part) {
-  GrammarState& state = *table.grammar(part.slot);
+  GrammarPlace& place = *table.grammar(part.slot);
   const SequenceParams& params = table.params(part.slot);
-  const int prompt_len = table.prompt_len(part.slot);
   const auto num_rows = static_cast<size_t>(1 + part.draft.size());
   const auto index = std::span(sample_mask_).subspan(part.first, num_rows);
   MaskRows masks{.num_words = num_words_,
                  .words = std::span(words_.as<int32_t>(), words_.bytes() / sizeof(int32_t))
                               .subspan(static_cast<size_t>(part.first_mask) * num_words(),
                                        num_rows * num_words())};
-  state.sync(std::span(part.known).subspan(static_cast<size_t>(prompt_len)));
-  state.fill_rows(part.draft, masks, index);
+  const auto prompt_len = static_cast<size_t>(table.prompt_len(part.slot));
+  fill_rows(place, std::span(part.known).subspan(prompt_len), part.draft, masks, index);
 
-  const bool has_more = params.grammar_min_tokens > 0 || !params.lists.allowed_ids.empty() ||
-                        params.num_bad_words > 0;
+  const bool has_more = !params.lists.allowed_ids.empty() || params.num_bad_words > 0;
   for (size_t row = 0; row < num_rows; ++row) {
     if (index[row] < 0) continue;
     const std::span<int32_t> mask = masks.row(index[row]);
     index[row] += part.first_mask;
-    if (!has_more) {
-      end_if_empty(mask, params);
-      continue;
-    }
-    std::vector<int32_t> path = part.known;
-    for (int i = static_cast<int>(row) - 1; i >= 0;
-         i = part.draft.parents[static_cast<size_t>(i)]) {
-      path.push_back(part.draft.tokens[static_cast<size_t>(i)]);
-    }
-    std::reverse(path.begin() + static_cast<ptrdiff_t>(part.known.size()), path.end());
-    restrict_mask(mask, params, path, static_cast<int>(path.size()) - prompt_len);
+    const bool was_empty = is_empty(mask);
+    if (has_more) forbid_others(mask, params, path_of(part.known, part.draft, row));
+    if (!is_empty(mask)) continue;
+    index[row] = kHeldMask;
+    // A draft's row says so in a step of its own, if it comes to that.
+    if (row == 0) place.fail({was_empty ? kNothingLeft : kNothingLeftBeside, !was_empty});
   }
 }
 
-void RowMasks::end_if_empty(std::span<int32_t> mask, const SequenceParams& params) {
-  if (!is_empty(mask)) return;
-  for (const int32_t id : params.grammar->vocabulary().stop_ids()) allow(mask, id);
-}
-
-void RowMasks::restrict_mask(std::span<int32_t> mask, const SequenceParams& params,
-                             std::span<const int32_t> path, int num_output) {
-  std::vector<int32_t> rest(mask.begin(), mask.end());
-  forbid_others(rest, params, path);
-  if (is_empty(rest)) {
-    std::fill(mask.begin(), mask.end(), 0);
-  } else if (num_output < params.grammar_min_tokens) {
-    for (const int32_t id : params.lists.stop_ids) forbid(rest, id);
-    if (!is_empty(rest)) std::copy(rest.begin(), rest.end(), mask.begin());
+void RowMasks::fill_rows(GrammarPlace& place, std::span<const int32_t> output, const Draft& draft,
+                         MaskRows& masks, std::span<int32_t> index) {
+  if (const auto made = place.made(output)) {
+    std::fill(index.begin(), index.end(), kHeldMask);
+    index[0] = made->empty() ? -1 : 0;
+    if (!made->empty()) std::copy(made->begin(), made->end(), masks.row(0).begin());
+    return;
   }
-  end_if_empty(mask, params);
+  std::fill(index.begin(), index.end(), -1);
+  const bool is_whole = place.use(output, index.size(), [&](GrammarState& state) {
+    state.fill_rows(draft, masks, index);
+  });
+  if (is_whole) return;
+  std::replace(index.begin(), index.end(), -1, kHeldMask);
+  if (index[0] == kHeldMask) place.make(output);
 }
 
 }  // namespace openspec

@@ -6,7 +6,8 @@
 
 #include "core/row_layout.h"
 #include "core/thread_pool.h"
-#include "grammar/grammar_state.h"
+#include "grammar/grammar_place.h"
+#include "kernels/choose/choose.h"
 #include "model/weights/buffer.h"
 #include "runtime/state/sequence_table.h"
 
@@ -14,9 +15,9 @@ namespace openspec {
 
 /// Masks of a step's samples, by the grammars of its sequences; see ChooseParams::row_masks.
 ///
-/// A mask is never empty. Where a grammar and min_tokens leave nothing, the answer may end before
-/// min_tokens; where it and allowed_token_ids or bad_words leave nothing, or the grammar itself
-/// does, only the token that ends the answer is left, and the answer ends there.
+/// A mask is never empty. Where the grammar, or it and the other parameters, leave nothing, a row
+/// has no choice (kHeldMask); so has one whose mask there was no time for. A sequence without a
+/// choice at its last known token sits the step out, and fails if that will not change.
 class RowMasks {
  public:
   /// The masks lie in memory of that kind.
@@ -27,8 +28,8 @@ class RowMasks {
   /// Asks for masks of a sequence's choices after its known tokens: sample `first` belongs to the
   /// last known token and first + 1 + i to draft i.
   void add(int slot, std::vector<int32_t> known, Draft draft, size_t first);
-  /// Fills what was asked for; states become those of the known tokens. Sequences are shared among
-  /// the threads, for their states are independent.
+  /// Fills what was asked for, as far as the step has time; states become those of the known
+  /// tokens. Sequences are shared among the threads, for their states are independent.
   void fill(const SequenceTable& table, ThreadPool& threads);
 
   bool empty() const { return num_masks_ == 0; }
@@ -47,10 +48,9 @@ class RowMasks {
     int first_mask;  // one for each sample, reached or not
   };
   void fill(const SequenceTable& table, const Part& part);
-  static void end_if_empty(std::span<int32_t> mask, const SequenceParams& params);
-  /// The rules above, for the choice after `path`: known tokens and drafts.
-  static void restrict_mask(std::span<int32_t> mask, const SequenceParams& params,
-                            std::span<const int32_t> path, int num_output);
+  /// Fills index[row] for each row of a part: its mask among `masks`, -1 or kHeldMask.
+  static void fill_rows(GrammarPlace& place, std::span<const int32_t> output, const Draft& draft,
+                        MaskRows& masks, std::span<int32_t> index);
 
   int num_words_;
   Memory memory_;

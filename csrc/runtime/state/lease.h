@@ -9,6 +9,7 @@
 #include "core/draft_merge.h"
 #include "core/page_pool.h"
 #include "core/row_layout.h"
+#include "grammar/grammar_work.h"
 
 namespace openspec {
 
@@ -58,7 +59,8 @@ struct SpanDetail {
   std::optional<double> draft_seconds;  // of these, for proposing; none: not known
 };
 
-/// What one sequence gets from a step.
+/// What one sequence gets from a step. One that reaches its last known token gets tokens, unless
+/// its grammar's mask was not there: then it sits the step out, and computes that token again.
 struct SpanResult {
   int slot = 0;
   std::vector<int32_t> token_ids;  // chosen, cut after the first stop id or at the budget
@@ -71,6 +73,8 @@ struct SpanResult {
   std::vector<TokenLogprobs>
       prompt_logprobs;               // of the prompt tokens after the chunk's rows, if asked for
   std::optional<SpanDetail> detail;  // of a step that chose tokens, if asked for
+  bool is_held = false;    // the next mask is made beside the steps; see GrammarPlace::is_away
+  GrammarFailure failure;  // the sequence cannot go on
 
   void count_drafts(const BySource<DraftCounts>& counts) {
     by_source = counts;
@@ -97,7 +101,8 @@ struct StepLease {
   std::vector<int> first_position;
   int place = 0;  // among the steps under way, see Sequences::begin
   std::vector<SpanResult> results;
-  bool has_proposed = false;  // the drafter was asked, whatever it offered
+  std::vector<GrammarFailure> failures;  // by span; empty: there are none
+  bool has_proposed = false;             // the drafter was asked, whatever it offered
   // By span, before the row budget: what sources on the host offer.
   std::vector<MergedDraft> offers;
 

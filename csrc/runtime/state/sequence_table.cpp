@@ -43,10 +43,11 @@ int SequenceTable::add(std::span<const int32_t> tokens, int prompt_len, Sequence
   OPENSPEC_CHECK_ARG(count < max_model_len_, count, " tokens leave no room in a context of ",
                      max_model_len_);
   OPENSPEC_CHECK(!free_slots_.empty(), "no free slot in the sequence table");
-  std::unique_ptr<GrammarState> grammar;
+  std::unique_ptr<GrammarPlace> grammar;
   if (params.grammar != nullptr) {
-    grammar = std::make_unique<GrammarState>(params.grammar);
-    params.grammar_min_tokens = std::exchange(params.min_tokens, 0);
+    OPENSPEC_CHECK_ARG(params.min_tokens == 0, "min_tokens beside a grammar");
+    if (params.grammar_tally == nullptr) params.grammar_tally = std::make_shared<GrammarTally>();
+    grammar = std::make_unique<GrammarPlace>(params.grammar, params.grammar_tally, *grammar_work_);
     for (const int32_t id : params.grammar->vocabulary().stop_ids()) {
       std::vector<int32_t>& ids = params.lists.stop_ids;
       if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);

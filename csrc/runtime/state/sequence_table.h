@@ -9,7 +9,7 @@
 #include "core/draft_merge.h"
 #include "core/page_pool.h"
 #include "core/prefix_hash.h"
-#include "grammar/grammar_state.h"
+#include "grammar/grammar_place.h"
 #include "kernels/choose/sampling_params.h"
 #include "kernels/common/rows.h"
 #include "kernels/drafts/table_rows.h"
@@ -25,10 +25,9 @@ struct SequenceParams : SamplingParams {
   };
   int max_tokens = 16;  // output tokens
   Lists lists;
-  // What the output must be; null: anything. Its vocabulary's end tokens are stop ids then, and
-  // min_tokens becomes part of the masks (RowMasks).
+  // What the output must be; null: anything. Its vocabulary's end tokens are stop ids then.
   std::shared_ptr<const CompiledGrammar> grammar = nullptr;
-  int grammar_min_tokens = 0;
+  std::shared_ptr<GrammarTally> grammar_tally = nullptr;  // of the request; null: its only sequence
 
   /// Calls visit(list, pointer to it in `params`) for each.
   template <typename Visit>
@@ -87,7 +86,8 @@ class SequenceTable {
   int num_pages(int slot) const { return num_pages_[index(slot)]; }
   const SequenceParams& params(int slot) const { return sequences_[index(slot)].params; }
   /// Where the output stands in the sequence's grammar; null: it has none.
-  GrammarState* grammar(int slot) const { return sequences_[index(slot)].grammar.get(); }
+  GrammarPlace* grammar(int slot) const { return sequences_[index(slot)].grammar.get(); }
+  GrammarWork& grammar_work() const { return *grammar_work_; }
   bool is_in_use(int slot) const { return sequences_[index(slot)].in_use; }
   /// Tells one occupant of a slot from the next.
   uint64_t serial(int slot) const { return sequences_[index(slot)].serial; }
@@ -142,7 +142,7 @@ class SequenceTable {
     bool in_use = false;
     uint64_t serial = 0;
     SequenceParams params;
-    std::unique_ptr<GrammarState> grammar;
+    std::unique_ptr<GrammarPlace> grammar;
     BySource<SourceEstimate> estimates;
     InFlight in_flight;
     PageHash root;
@@ -153,7 +153,8 @@ class SequenceTable {
 
   int max_model_len_, page_size_, max_pages_per_seq_;
   int64_t tokens_stride_;
-  std::vector<Sequence> sequences_;
+  std::unique_ptr<GrammarWork> grammar_work_ = std::make_unique<GrammarWork>();
+  std::vector<Sequence> sequences_;  // whose places in grammars use the work
   std::vector<int> free_slots_;  // used as a stack
   uint64_t num_added_ = 0;
   Buffer tokens_;      // [max_num_seqs, tokens_stride] int32

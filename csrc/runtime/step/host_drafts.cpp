@@ -67,12 +67,25 @@ std::vector<size_t> HostDrafts::ask(DraftSource& source, StepLease& lease) {
     MergedDraft& merged = lease.offers[spans[i]];
     drafts[i].truncate(
         num_valid(drafts[i], wanted[i].num_wanted, context_.config.target.vocab_size));
-    if (GrammarState* grammar = context_.table.grammar(wanted[i].slot)) {
-      merged.num_refused[source.id()] = grammar->prune(drafts[i]);
+    if (context_.table.grammar(wanted[i].slot) != nullptr) {
+      merged.num_refused[source.id()] = prune(wanted[i].slot, drafts[i]);
     }
     merged.add(source.id(), std::move(drafts[i]));
   }
   return spans;
+}
+
+int HostDrafts::prune(int slot, Draft& draft) {
+  const SequenceTable& table = context_.table;
+  const auto output = table.tokens(slot).subspan(static_cast<size_t>(table.prompt_len(slot)));
+  int num_refused = 0;
+  // What is not judged would have no mask either.
+  const bool is_judged =
+      draft.size() > 0 && table.grammar(slot)->use(output, 1, [&](GrammarState& state) {
+        num_refused = state.prune(draft);
+      });
+  if (!is_judged) draft.truncate(0);
+  return num_refused;
 }
 
 bool HostDrafts::drafter_works(StepLease& lease, double host_seconds) {

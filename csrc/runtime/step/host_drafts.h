@@ -30,6 +30,9 @@ class HostDrafts {
 
  private:
   bool drafter_works(StepLease& lease, double host_seconds);
+  /// Takes out what the slot's grammar refuses, and all where that cannot be told in this step.
+  /// Returns how many it refuses.
+  int prune(int slot, Draft& draft);
   /// Takes what a source offers, less what cannot have rows and what grammars cannot let pass, for
   /// no row is to be spent on it. Returns the spans that were asked for.
   std::vector<size_t> ask(DraftSource& source, StepLease& lease);

@@ -68,6 +68,7 @@ void HostStep::set_capture(std::vector<int> layers) {
 
 void HostStep::launch(StepLease& lease) {
   pace_.begin();
+  context_.table.grammar_work().begin_step();
   propose(lease);
   lease.draft_seconds = pace_.seconds_since_begin();
   score(lease);
@@ -85,6 +86,7 @@ void HostStep::propose(StepLease& lease) {
   settle_learning(lease);
   lay_out(lease);
   fill_masks(lease);
+  note_failures(lease);
 }
 
 /// Whether the drafter learns from the step later, which it does from steps without drafts.
@@ -244,6 +246,7 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index,
   for (size_t i = 0; i <= path.size() && result.finish == FinishReason::kRunning; ++i) {
     const int sample = first + (i == 0 ? 0 : 1 + path[i - 1]);
     const int32_t token = lease.chosen[static_cast<size_t>(sample)];
+    if (token == kNoChoice) break;
     result.token_ids.push_back(token);
     num_accepted += i < path.size();
     if (params.num_logprobs >= 0) {
@@ -272,7 +275,7 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index,
                                    .num_accepted = num_accepted,
                                    .num_judged = judgement.num_judged,
                                    .num_right = judgement.num_right}));
-  if (params.reports_steps) {
+  if (params.reports_steps && !result.token_ids.empty()) {
     SpanDetail& detail = result.detail.emplace();
     detail.draft = span.draft;
     detail.accepted = drafts_of_run(span.draft, result.token_ids);

@@ -29,6 +29,15 @@ bool StepBackend::may_keep_rows(const StepLease& lease) const {
                      [](const SpanRequest& request) { return request.num_new_tokens == 1; });
 }
 
+void StepBackend::note_failures(StepLease& lease) const {
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const GrammarPlace* place = context_.table.grammar(lease.requests[i].slot);
+    if (place == nullptr || place->failure().message.empty()) continue;
+    lease.failures.resize(lease.requests.size());
+    lease.failures[i] = place->failure();
+  }
+}
+
 int StepBackend::most_kept_steps() const {
   return std::min(kMaxKeptRows, context_.config.max_num_batched_tokens);
 }

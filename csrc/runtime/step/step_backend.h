@@ -89,6 +89,8 @@ class StepBackend {
   /// out and every sequence has one row. A step with more of either has it learn from all that
   /// waits first.
   bool may_keep_rows(const StepLease& lease) const;
+  /// Notes which sequences of the step cannot go on, once the step has its masks.
+  void note_failures(StepLease& lease) const;
   /// Steps whose rows can wait.
   int most_kept_steps() const;
 

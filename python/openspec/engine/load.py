@@ -67,12 +67,15 @@ class CompiledRunner(_C.Runner):
             else -1,
             reports_steps=request.source.speculative.detailed,
             grammar=None if request.grammar is None else request.grammar.result(),
+            grammar_tally=request.grammar_tally,
         )
         salt = request.source.cache_salt.encode()
         return self.add_sequence(request.token_ids, request.prompt_len, params, salt)
 
     load_vocabulary = staticmethod(_C.Vocabulary)
     """What grammars are read with."""
+    new_grammar_tally = staticmethod(_C.GrammarTally)
+    """For the sequences of a request."""
     load_grammar = staticmethod(_C.Grammar)
     """A grammar that was compiled for the vocabulary."""
 

@@ -96,6 +96,7 @@ TEST(chain_is_accepted_up_to_the_first_difference) {
   CHECK_EQ(accept_drafts(draft, Ids{4, 9, 6, 7}), (Ids{0}));
   CHECK_EQ(accept_drafts(draft, Ids{3, 5, 6, 7}), (Ids{}));
   CHECK_EQ(accept_drafts({}, Ids{3}), (Ids{}));
+  CHECK_EQ(accept_drafts(draft, Ids{4, -1, 6, 7}), (Ids{0}));
 }
 
 TEST(tree_follows_the_chosen_child) {
@@ -129,6 +130,8 @@ TEST(choices_judge_one_depth_more_than_had_rows) {
   CHECK_EQ(judge(draft, 3, {4, 9, 6, 7}), (Ids{2, 1}));
   CHECK_EQ(judge(draft, 3, {4, 5, 6, 7}), (Ids{3, 3}));
   CHECK_EQ(judge({}, 0, {4}), (Ids{0, 0}));
+  CHECK_EQ(judge(draft, 3, {-1, 5, 6, 7}), (Ids{0, 0}));
+  CHECK_EQ(judge(draft, 3, {4, -1, 6, 7}), (Ids{1, 1}));
   Draft tree;
   tree.tokens = {4, 5, 6, 7, 8};
   tree.parents = {-1, -1, 1, 1, 3};

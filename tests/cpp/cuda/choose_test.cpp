@@ -90,6 +90,12 @@ Request random_request(Rng& rng, int vocab_size, int max_drafts) {
     if (one_in(15)) logits[static_cast<size_t>(rng.integer(0, vocab_size - 1))] = kInfinity;
   }
   if (one_in(4)) add_random_masks(rng, request);
+  if (one_in(4)) {
+    request.mask_ids.resize(static_cast<size_t>(request.num_rows()));
+    for (Ids& ids : request.mask_ids) {
+      if (one_in(3)) ids = {kHeldMask};
+    }
+  }
   return request;
 }
 

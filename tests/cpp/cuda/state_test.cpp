@@ -32,6 +32,11 @@ TEST(text_is_that_of_plain_evaluation_where_the_last_cached_token_runs_again) {
   testing::check_all_schedules(Device::kCuda, /*makes_trees=*/true, /*has_entries=*/true);
 }
 
+TEST(text_is_that_of_plain_evaluation_where_sequences_sit_steps_out) {
+  testing::check_holds(Device::kCuda, /*makes_trees=*/false);
+  testing::check_holds(Device::kCuda, /*makes_trees=*/true);
+}
+
 TEST(every_part_of_chains_and_trees_of_every_length_may_be_accepted) {
   testing::check_every_acceptance(Device::kCuda, /*width=*/1);
   testing::check_every_acceptance(Device::kCuda, /*width=*/3);

@@ -378,6 +378,11 @@ struct DeviceCheck {
             draft.tokens[static_cast<size_t>(child)];
         last = child;
       }
+      // Some rows have no choice.
+      if (at.rng.integer(0, 3) == 0) {
+        const int row = at.rng.integer(0, host.granted[s]);
+        choices[static_cast<size_t>(expected.first_choice[s] + row)] = -1;
+      }
     }
   }
 
@@ -474,6 +479,10 @@ struct DeviceCheck {
       for (size_t i = 0; i <= run.path.size() && run.finish == 0; ++i) {
         run.samples.push_back(first + (i == 0 ? 0 : 1 + run.path[i - 1]));
         const int32_t choice = choices[static_cast<size_t>(run.samples.back())];
+        if (choice < 0) {
+          run.samples.pop_back();
+          break;
+        }
         run.tokens.push_back(choice);
         run.num_accepted += i < run.path.size();
         const int num_known = static_cast<int>(sequence.tokens.size() + i) + 1;
@@ -484,8 +493,8 @@ struct DeviceCheck {
       }
     }
     if (sequence.is_active) {
-      run.num_computed =
-          span_at(s).num_new_tokens + std::max(0, static_cast<int>(run.tokens.size()) - 1);
+      run.num_computed = span_at(s).num_new_tokens;
+      if (first >= 0) run.num_computed += static_cast<int>(run.tokens.size()) - 1;
     }
     return run;
   }

@@ -171,7 +171,7 @@ TEST(a_grammar_survives_its_bytes) {
 }
 
 /// Masks of a sequence with a grammar behind one output token.
-std::vector<Ids> masks_of(SequenceParams params, const Draft& draft) {
+std::vector<Ids> masks_of(SequenceParams params, const Draft& draft, std::string& failure) {
   SequenceTable table(1, 32, 4, 4);
   const int slot = table.add(Ids{9, letter('a')}, /*prompt_len=*/1, std::move(params), PageHash{});
   RowMasks masks(kVocabSize, Memory::kHost);
@@ -183,29 +183,48 @@ std::vector<Ids> masks_of(SequenceParams params, const Draft& draft) {
   std::vector<Ids> rows;
   for (int row = 0; row <= draft.size(); ++row) {
     const int32_t mask = masks.sample_mask()[static_cast<size_t>(row) + 1];
-    rows.push_back(mask < 0 ? Ids{} : ids_of({masks.masks() + mask, 1}));
+    rows.push_back(mask < 0 ? Ids{mask} : ids_of({masks.masks() + mask, 1}));
   }
+  failure = table.grammar(slot)->failure().message;
   table.remove(slot);
   return rows;
 }
 
 TEST(a_mask_is_never_empty) {
   SequenceParams params;
-  params.grammar = regex("a(b|c)?");
+  std::string failure;
   const Draft draft = draft_of({{letter('b'), -1}});
-  CHECK_EQ(masks_of(params, draft), (std::vector<Ids>{{kEnd, letter('b'), letter('c')}, {kEnd}}));
-  // Before min_tokens the end waits, unless the grammar leaves nothing else.
-  params.min_tokens = 5;
-  CHECK_EQ(masks_of(params, draft), (std::vector<Ids>{{letter('b'), letter('c')}, {kEnd}}));
-  // What a list forbids is the choice's business, but for rows that it leaves nothing.
-  params.min_tokens = 0;
+  const auto masks = [&] { return masks_of(params, draft, failure); };
+  params.grammar = regex("a(b|c)?");
+  CHECK_EQ(masks(), (std::vector<Ids>{{kEnd, letter('b'), letter('c')}, {kEnd}}));
+  // A row that other parameters leave nothing has no choice; the sequence goes on up to it.
   params.grammar = regex("a(b|c)x");
   params.lists.allowed_ids = {letter('b'), letter('z')};
-  CHECK_EQ(masks_of(params, draft), (std::vector<Ids>{{letter('b'), letter('c')}, {kEnd}}));
+  CHECK_EQ(masks(), (std::vector<Ids>{{letter('b')}, {kHeldMask}}));
+  CHECK_EQ(failure, std::string());
   params.lists.allowed_ids = {};
   params.lists.bad_words = {3, letter('b'), letter('x')};  // "bx"
   params.num_bad_words = 1;
-  CHECK_EQ(masks_of(params, draft), (std::vector<Ids>{{letter('b'), letter('c')}, {kEnd}}));
+  CHECK_EQ(masks(), (std::vector<Ids>{{letter('b'), letter('c')}, {kHeldMask}}));
+  CHECK_EQ(failure, std::string());
+  // At the last known token it fails.
+  params.num_bad_words = 0;
+  params.lists.allowed_ids = {letter('z')};
+  CHECK_EQ(masks(), (std::vector<Ids>{{kHeldMask}, {kHeldMask}}));
+  CHECK(failure.find("allowed_token_ids") != std::string::npos);
+}
+
+TEST(a_text_that_the_grammar_refuses_fails_its_sequence_alone) {
+  SequenceParams params;
+  std::string failure;
+  params.grammar = regex("b");
+  CHECK_EQ(masks_of(params, Draft{}, failure), (std::vector<Ids>{{kHeldMask}}));
+  CHECK(failure.find("not one that the request's grammar allows") != std::string::npos);
+}
+
+TEST(offers_are_looked_for_as_far_as_they_are_wanted) {
+  GrammarState state(regex("(ab){5000}c"));
+  CHECK_EQ(state.offer(3), (Ids{kAb, kAb, kAb}));
 }
 
 }  // namespace

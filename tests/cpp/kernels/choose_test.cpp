@@ -414,6 +414,32 @@ TEST(a_mask_leaves_a_row_its_tokens) {
   });
 }
 
+TEST(a_held_row_has_no_choice) {
+  for_each_isa([] {
+    Rng rng(5);
+    for (int i = 0; i < 20; ++i) {
+      Request request = random_request(rng, 300);
+      request.score_tokens.clear();
+      request.mask_ids.resize(static_cast<size_t>(request.num_rows()));
+      const std::vector<Choice> before = choose_all({request});
+      Request held = request;
+      std::vector<bool> is_held;
+      for (std::vector<int32_t>& ids : held.mask_ids) {
+        is_held.push_back(rng.integer(0, 1) == 0);
+        if (is_held.back()) ids = {kHeldMask};
+      }
+      const std::vector<Choice> after = choose_all({held});
+      Choice nothing;
+      nothing.id = kNoChoice;
+      nothing.logprob_ids.assign(1 + kMaxLogprobs, -7);
+      nothing.logprobs.assign(1 + kMaxLogprobs, -7.0f);
+      for (size_t row = 0; row < before.size(); ++row) {
+        CHECK(after[row] == (is_held[row] ? nothing : before[row]));
+      }
+    }
+  });
+}
+
 TEST(foreign_ids_are_ignored) {
   Request request = greedy({0.0f, 1.0f, 2.0f});
   request.bias_ids = {-1, 3, 1 << 30};

@@ -25,7 +25,8 @@ struct Request {
   int prompt_len = 1;
   std::vector<int32_t> drafts, parents;
   std::vector<int32_t> score_tokens;  // by row, or empty
-  // By row, or empty: the tokens that its mask allows. A row without any has no mask.
+  // By row, or empty: the tokens that its mask allows. A row without any has no mask, and one with
+  // kHeldMask alone has no choice.
   std::vector<std::vector<int32_t>> mask_ids;
   std::vector<std::vector<float>> logits;  // by row
   // A chain drawn behind the last token, and the drafter's logits of each; not all need rows.
@@ -44,6 +45,9 @@ struct Request {
   }
   bool has_mask(int row) const {
     return !mask_ids.empty() && !mask_ids[static_cast<size_t>(row)].empty();
+  }
+  bool is_held(int row) const {
+    return has_mask(row) && mask_ids[static_cast<size_t>(row)][0] == kHeldMask;
   }
   int position(int row) const {
     int depth = 0;
@@ -77,6 +81,7 @@ struct MaskBatch {
   void add_none() { sample_mask.push_back(-1); }
   void add(const Request& request, int row) {
     if (!request.has_mask(row)) return add_none();
+    if (request.is_held(row)) return sample_mask.push_back(kHeldMask);
     const size_t num_words = (request.logits[static_cast<size_t>(row)].size() + 31) / 32;
     const size_t first = words.size();
     sample_mask.push_back(static_cast<int32_t>(first / num_words));

@@ -212,7 +212,28 @@ struct RunningJobs {
 struct Chances {
   int max_chunk = 64;
   int preempt = 0, cancel = 0, abandon = 0, undrafted = 0, idle = 0;
+  int hold = 0;  // the step has no time for masks
 };
+
+/// Gives every third job a grammar that allows whatever is expected of it.
+inline void add_grammars(RunningJobs& work) {
+  std::vector<std::string> tokens;
+  for (int id = 0; id < kRunningVocab; ++id) {
+    tokens.push_back({static_cast<char>('a' + id / 8), static_cast<char>('a' + id % 8)});
+  }
+  std::vector<bool> is_said(kRunningVocab, false);
+  for (size_t i = 0; i < work.jobs.size(); i += 3) {
+    for (const int32_t id : work.expected[i]) is_said[static_cast<size_t>(id)] = true;
+  }
+  const auto end = std::find(is_said.begin(), is_said.end(), false) - is_said.begin();
+  CHECK_LT(end, kRunningVocab);
+  const auto words = std::make_shared<const Vocabulary>(tokens, kRunningVocab,
+                                                        Ids{static_cast<int32_t>(end)});
+  const auto grammar = CompiledGrammar::structural_tag(
+      words,
+      R"({"type": "structural_tag", "format": {"type": "regex", "pattern": "([a-h][a-h])+"}})");
+  for (size_t i = 0; i < work.jobs.size(); i += 3) work.jobs[i].params.grammar = grammar;
+}
 
 /// Runs all jobs under a random schedule, with as many steps ahead as there may be, and checks
 /// their texts. `Engine` is a Runner or has what is used of it here.
@@ -322,6 +343,9 @@ class RandomSchedule {
       state.num_planned += requests[k].num_new_tokens;
       state.num_choosing += next.lease->is_sampled[k];
     }
+    if constexpr (requires { runner_.grammar_times(); }) {
+      if (chances_.hold > 0) runner_.grammar_times().step = happens(chances_.hold) ? 0.0 : 0.05;
+    }
     runner_.launch(*next.lease);
     open_.push_back(std::move(next));
     return true;
@@ -345,6 +369,7 @@ class RandomSchedule {
                                                                           state.output.size())));
       num_drafts += results[k].num_draft_tokens;
       num_accepted += results[k].num_accepted_tokens;
+      num_held += step.lease->is_sampled[k] && tokens.empty();
       if (results[k].finish != FinishReason::kRunning) {
         stop(i);
         state.is_done = true;
@@ -367,7 +392,7 @@ class RandomSchedule {
   std::deque<Open> open_;
 
  public:
-  int64_t num_drafts = 0, num_accepted = 0;
+  int64_t num_drafts = 0, num_accepted = 0, num_held = 0;
 };
 
 /// Schedules with everything in them, alone and together.
@@ -396,6 +421,23 @@ inline void check_all_schedules(Device device, bool makes_trees, bool has_entrie
       }
       CHECK_GT(runner->prefixes().stats().second, 0);
       CHECK_EQ(runner->stats().num_drafter_failures, 0);
+    }
+  }
+}
+
+/// The schedules with sequences that sit steps out.
+inline void check_holds(Device device, bool makes_trees) {
+  for (Chances chances : kSchedules) {
+    chances.hold = 2;
+    const auto runner = running_runner(running_config(device, 3),
+                                       std::make_unique<RunningDrafter>(makes_trees, false));
+    RunningJobs work(8, /*seed=*/5);
+    add_grammars(work);
+    for (const int seed : {1, 2}) {
+      RandomSchedule schedule(*runner, 3, work, chances, seed);
+      schedule.run();
+      CHECK_GT(schedule.num_held, 5);
+      CHECK_GT(schedule.num_accepted, 0);
     }
   }
 }

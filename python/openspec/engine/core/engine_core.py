@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 DRAFTER_CHECK_STEPS = 64
 MAX_FAILURES_IN_A_ROW = 3
 GRAMMAR_WAIT_S = 0.005
-"""What the engine waits for a grammar at a time if it has nothing else to do."""
+"""What the engine waits for a grammar or a mask at a time if it has nothing else to do."""
 _LONGEST_STEP_S = 1.0  # a longer gap between ticks is idleness
 
 
@@ -150,7 +150,7 @@ class EngineCore:
             if len(self._in_flight) <= self._runner.num_steps_ahead:
                 return []
         if not self._in_flight:
-            self._scheduler.await_grammars(GRAMMAR_WAIT_S)
+            self._scheduler.await_work(GRAMMAR_WAIT_S)
             return []
         plan = self._in_flight[0][0]
         try:
@@ -216,9 +216,13 @@ class EngineCore:
                 return self._take(plan, results)
 
     def _refuse(self, refusal: NotAdmitted) -> list[EngineOutput]:
-        """Ends a request that the device could not take."""
-        self._num_admission_failures += 1
+        """Ends a request that the device could not take, or whose grammar is not there."""
         cause = refusal.__cause__
+        if not refusal.is_loaded:
+            message = f"the grammar could not be loaded: {cause}"
+            logger.error("%s", message)
+            return self._scheduler.fail([refusal.request], message)
+        self._num_admission_failures += 1
         message = f"the request could not be admitted: {type(cause).__name__}: {cause}"
         logger.error("%s", message)
         self._give_up()  # books are checked where nothing is under way

@@ -31,6 +31,15 @@ class Runner(Protocol):
     def load_grammar(self, vocabulary: Any, data: bytes, /) -> Any:
         """One grammar, from what `_grammar.compile_...` returned for the same vocabulary."""
 
+    def new_grammar_tally(self) -> Any:
+        """For all sequences of a request with a grammar."""
+
+    def is_held(self, slot: int, /) -> bool:
+        """Whether the sequence's next mask is being made beside the steps."""
+
+    def await_masks(self, seconds: float, /) -> None:
+        """Returns when such a mask was made since the last call, or after so many seconds."""
+
     def remove_sequence(self, slot: int, /) -> None: ...
     def kv_len(self, slot: int, /) -> int: ...
     @property

@@ -35,6 +35,8 @@ class Request:
     """How many of these follow each other, at most."""
     grammar: Future[Any] | None = None
     """What the output must be, once it is loaded; None: anything."""
+    grammar_tally: Any = None
+    """What the sequences of the same request take for their masks; None without a grammar."""
     request_id: str = field(init=False)
     rank: tuple[int, int] = field(init=False)
     """Priority, then arrival: what comes first is served first and preempted last."""
@@ -53,6 +55,8 @@ class Request:
     """Those that are computed."""
     num_steps_in_flight: int = 0
     """Steps in flight that choose a token of this request, at least one each."""
+    is_held: bool = False
+    """Its next mask is made beside the steps, which have nothing to do for it until then."""
     num_cached_tokens: int = -1
     """Prompt tokens found in the prefix cache on first admission; -1 before that."""
     needs_prompt_logprobs: bool = field(init=False)
@@ -76,6 +80,8 @@ class Request:
     @property
     def num_wanted(self) -> int:
         """Output tokens that are still to be planned for if each step in flight brings only one."""
+        if self.is_held:
+            return 0
         # Without output wanted one token is chosen all the same.
         wanted = max(self.max_tokens, 1)
         return wanted - len(self.output_token_ids) - self.num_steps_in_flight
@@ -90,7 +96,9 @@ class Request:
         self.output_token_ids += token_ids
         self.num_tokens += len(token_ids)
 
-    def last_output(self, finish_reason: str, error: str | None = None) -> EngineOutput:
+    def last_output(
+        self, finish_reason: str, error: str | None = None, is_refused: bool = False
+    ) -> EngineOutput:
         """The output that ends a request which got no token in this step."""
         return EngineOutput(
             request_id=self.request_id,
@@ -98,6 +106,7 @@ class Request:
             num_cached_tokens=max(self.num_cached_tokens, 0),
             spec_decode=self.spec_decode,
             error=error,
+            is_refused=is_refused,
         )
 
 

@@ -13,11 +13,15 @@ from openspec.engine.core.request import Phase, Request, StepPlan
 
 
 class NotAdmitted(Exception):
-    """A request that waits could not be given a slot, though one is free; its cause says why."""
+    """A request that waits could not be given a slot, though one is free; its cause says why.
 
-    def __init__(self, request: Request) -> None:
+    `is_loaded` is False where its grammar could not be loaded, which says nothing of others.
+    """
+
+    def __init__(self, request: Request, is_loaded: bool = True) -> None:
         super().__init__(f"request {request.request_id} was not admitted")
         self.request = request
+        self.is_loaded = is_loaded
 
 
 class RunQueue:
@@ -99,13 +103,15 @@ class RunQueue:
         `num_taken`, which the step under way takes and which count as free until it is launched.
 
         Raises:
-            NotAdmitted: if the runner does not take it.
+            NotAdmitted: if the runner does not take it, or its grammar could not be loaded.
         """
         request = self._first_waiting()
         num_free_pages = self._runner.num_free_pages - num_taken
         if request is None or not self.may_admit(num_free_pages):
             return None
         self._blocked = None
+        if request.grammar is not None and (failure := request.grammar.exception()) is not None:
+            raise NotAdmitted(request, is_loaded=False) from failure
         try:
             slot = self._runner.add(request)
         except Exception as error:
@@ -184,6 +190,7 @@ class RunQueue:
             self.num_prefilling -= 1
         self._running.remove(request)
         request.stay += 1
+        request.is_held = False
         slot, request.slot = request.slot, -1
         self._runner.remove_sequence(slot)
 

@@ -48,6 +48,7 @@ class Scheduler:
         self._queue = RunQueue(runner)
         self._num_arrivals = 0
         self._depth = config.draft_depth
+        self._held: list[Request] = []
         self._stats = EngineStats(num_accepted_tokens_per_pos=[0] * self._depth)
 
     # Submission and cancellation
@@ -76,8 +77,11 @@ class Scheduler:
             limit = max(0, min(limit, source.speculative.num_speculative_tokens))
         depth = min(limit, self._depth)
         outputs = []
+        tally = None if grammar is None else self._runner.new_grammar_tally()
         for sequence in sequences:
-            request = Request(sequence, self._num_arrivals, max_tokens, limit, depth, grammar)
+            request = Request(
+                sequence, self._num_arrivals, max_tokens, limit, depth, grammar, tally
+            )
             self._num_arrivals += 1
             if max_tokens == 0 and not request.needs_prompt_logprobs:
                 outputs.append(request.last_output("length"))
@@ -111,13 +115,18 @@ class Scheduler:
             NotAdmitted: if a request could not be given a slot; nothing is planned.
         """
         self._queue.take_loaded()
+        if self._held:
+            self._poll_held()
         plan = plan_step(self._config, self._runner, self._queue)
         self._queue.advance(plan)
         return plan
 
-    def await_grammars(self, wait_s: float) -> None:
-        """Waits for the grammar of a request that cannot run before, if there is one."""
-        self._queue.await_grammars(wait_s)
+    def await_work(self, wait_s: float) -> None:
+        """Waits for the mask or grammar of a request that cannot run before, if there is one."""
+        if self._held:
+            self._runner.await_masks(wait_s)
+        else:
+            self._queue.await_grammars(wait_s)
 
     def fall_back(self) -> None:
         """All steps in flight were given up; what they had planned is to be planned anew."""
@@ -153,6 +162,14 @@ class Scheduler:
                 if request.num_computed < request.num_tokens:
                     continue
             request.num_steps_in_flight -= 1
+            if request.grammar is not None:
+                self._hold(request, result.is_held)
+                if result.failure is not None:
+                    self._queue.finish(request)
+                    outputs.append(request.last_output("error", *result.failure))
+                    continue
+                if not result.token_ids:
+                    continue
             outputs.append(self._take_tokens(request, result))
         return outputs
 
@@ -199,6 +216,11 @@ class Scheduler:
             raise RequestError(
                 f"prompt token id {outside} is outside the vocabulary [0, {vocab_size})", "prompt"
             )
+        if source.grammar and source.sampling.min_tokens > 0:
+            raise RequestError(
+                "min_tokens cannot stand beside a grammar, which says where the output ends",
+                "min_tokens",
+            )
         max_tokens = min(source.sampling.max_tokens, config.max_model_len - len(prompt))
         num_pages = -(-(len(prompt) + max(max_tokens, 1)) // config.page_size)
         if num_pages > self._runner.num_pages:
@@ -208,6 +230,16 @@ class Scheduler:
                 "max_tokens",
             )
         return max_tokens
+
+    def _hold(self, request: Request, is_held: bool) -> None:
+        if is_held and not request.is_held:
+            self._held.append(request)
+        request.is_held = is_held
+
+    def _poll_held(self) -> None:
+        for request in self._held:
+            request.is_held = request.is_held and self._runner.is_held(request.slot)
+        self._held = [request for request in self._held if request.is_held]
 
     def _advance_prefill(self, request: Request, num_new: int, result: SpanResult) -> None:
         request.num_computed += num_new

@@ -95,4 +95,5 @@ def join_outputs(outputs: Sequence[EngineOutput]) -> EngineOutput:
         spec_decode=last.spec_decode,
         steps=steps or None,
         error=last.error,
+        is_refused=last.is_refused,
     )

@@ -184,7 +184,7 @@ class Job:
         """What the sequences add, in order of arrival, until all have ended.
 
         Raises:
-            RequestError: the engine cannot serve the request.
+            RequestError: the engine cannot serve the request, or cannot go on with it.
             EngineError: the engine failed on it, or is gone.
         """
         # A stop string ends a sequence before the engine knows. Its last delta waits for the
@@ -198,7 +198,10 @@ class Job:
             delta = processor.process(output)
             self._observe(processor, delta)
             if delta.finish_reason == "error":
-                raise EngineError(delta.error or "unknown")
+                message = delta.error or "unknown"
+                if output.is_refused:
+                    raise RequestError(message, code="grammar_failed")
+                raise EngineError(message)
             if delta.abort:
                 held[request_id] = delta
                 self._context.engine.abort(request_id)
