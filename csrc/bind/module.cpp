@@ -368,8 +368,7 @@ void bind_runner(py::module_& m) {
             return ReservedStep{runner, runner.reserve(requests)};
           },
           py::arg("spans"), py::keep_alive<0, 1>())
-      .def_property_readonly("stats", &Runner::stats)
-      .def_property_readonly("prefix_cache_stats", of_prefixes<&PrefixCache::stats>);
+      .def_property_readonly("stats", &Runner::stats);
   bind_probes(bound);
 }
 

@@ -288,6 +288,3 @@ class Runner:
         """Logits of the last drafts of the last proposal, one after another."""
     @property
     def stats(self) -> RunnerStats: ...
-    @property
-    def prefix_cache_stats(self) -> tuple[int, int]:
-        """(tokens asked for, tokens found) since the start."""

@@ -276,10 +276,14 @@ class EngineStats(SpecCounters, kw_only=True):
     num_steps: int = 0
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
+    """Computed: not those found in the prefix cache, and again those of a preempted sequence."""
+    num_served_prompt_tokens: int = 0
+    """Of all sequences that got a token: each prompt once, cached or not."""
     num_generation_tokens: int = 0
     prefix_cache_queries: int = 0
-    """Tokens looked up."""
+    """Prompt tokens looked up, once for each sequence: when it gets its first slot."""
     prefix_cache_hits: int = 0
+    """Of these, found."""
     num_drafter_failures: int = 0
     num_step_failures: int = 0
     num_admission_failures: int = 0

@@ -216,6 +216,7 @@ class FakeEngineClient:
             ]
         if first:
             self._stats.num_prompt_tokens += len(request.prompt_token_ids)
+            self._stats.num_served_prompt_tokens += len(request.prompt_token_ids)
         self._stats.num_generation_tokens += len(tokens)
         if reason is not None:
             del self._running[request.request_id]

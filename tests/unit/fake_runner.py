@@ -186,7 +186,6 @@ class FakeRunner:
         self.enable_prefix_caching = enable_prefix_caching
         self.num_steps_ahead = num_steps_ahead
         self.stats = FakeStats()
-        self.cache_queries = self.cache_hits = 0
         self.hook: Callable[[str], None] = lambda stage: None
         self.on_load_grammar: Callable[[], None] = lambda: None
         self.looks_away: Callable[[], int] = lambda: 0
@@ -271,10 +270,6 @@ class FakeRunner:
     @property
     def num_free_slots(self) -> int:
         return len(self._free_slots)
-
-    @property
-    def prefix_cache_stats(self) -> tuple[int, int]:
-        return self.cache_queries, self.cache_hits
 
     def num_pages_needed(self, slot: int, num_rows: int) -> int:
         sequence = self._slots[slot]
@@ -396,7 +391,6 @@ class FakeRunner:
         return page
 
     def _attach(self, sequence: _Sequence) -> None:
-        self.cache_queries += len(sequence.tokens)
         while True:
             end = sequence.kv_len + self.page_size
             page = self._cached.get((sequence.salt, tuple(sequence.tokens[:end])))
@@ -406,7 +400,6 @@ class FakeRunner:
             self._references[page] += 1
             sequence.pages.append(page)
             sequence.kv_len = end
-        self.cache_hits += sequence.kv_len
 
     def _publish(self, sequence: _Sequence) -> None:
         if not self.enable_prefix_caching:

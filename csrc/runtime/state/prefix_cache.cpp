@@ -35,8 +35,7 @@ void PrefixCache::attach(int slot) {
   // what it writes to its shared page are the bits that are there.
   const bool runs_again = num_cached > 0 && limits_.num_rows_behind > 0;
   table_.commit(slot, {}, num_cached - (runs_again ? 1 : 0), num_pages);
-  num_queried_ += static_cast<int64_t>(tokens.size());
-  num_hit_ += num_cached;
+  num_found_ += num_cached;
 }
 
 void PrefixCache::publish(int slot, int num_ready, int end,

@@ -118,7 +118,6 @@ class EngineCore:
         stats.verify_seconds = runner.stats.verify_seconds
         stats.unsplit_seconds = runner.stats.unsplit_seconds
         stats.rest_seconds = runner.stats.rest_seconds
-        stats.prefix_cache_queries, stats.prefix_cache_hits = runner.prefix_cache_stats
         stats.num_step_failures = self._num_step_failures
         stats.num_admission_failures = self._num_admission_failures
         return copy.deepcopy(stats)

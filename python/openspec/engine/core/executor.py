@@ -61,8 +61,6 @@ class Runner(Protocol):
 
     @property
     def stats(self) -> RunnerStats: ...
-    @property
-    def prefix_cache_stats(self) -> tuple[int, int]: ...
 
 
 def launch(runner: Runner, spans: Sequence[Span]) -> StepLease:

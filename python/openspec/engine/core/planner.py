@@ -52,9 +52,9 @@ class _MixedStep:
     def plan(self) -> StepPlan:
         queue = self._queue
         running = queue.running
-        num_preemptions = queue.num_preemptions
         while queue.outranks_a_prompt() and queue.admit(0) is not None:
             pass  # else a long prompt would keep a later request of higher priority waiting
+        num_preemptions = queue.num_preemptions
         # One row for every decoding sequence comes first; then up to half of the rest for drafts.
         # Prompts beside them get half of a step at most, so that who streams keeps its pace.
         decoding = [

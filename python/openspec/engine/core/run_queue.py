@@ -10,6 +10,8 @@ from operator import attrgetter
 
 from openspec.engine.core.executor import Runner
 from openspec.engine.core.request import Phase, Request, StepPlan
+from openspec.engine.core.shared_prompts import SharedPrompts
+from openspec.specs.runner import RunnerConfig
 
 
 class NotAdmitted(Exception):
@@ -27,8 +29,10 @@ class NotAdmitted(Exception):
 class RunQueue:
     """Unfinished requests in order of rank; owns their phases and slots."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, config: RunnerConfig, runner: Runner) -> None:
         self._runner = runner
+        self._has_cache = config.enable_prefix_caching
+        self._shared = SharedPrompts(config.page_size)
         self._by_id: dict[str, Request] = {}
         self._heap: list[tuple[tuple[int, int], Request]] = []  # finished ones are skipped
         self._loading: list[Request] = []  # their grammars are not there yet
@@ -37,6 +41,9 @@ class RunQueue:
         self.num_waiting = 0
         self.num_prefilling = 0
         self.num_preemptions = 0
+        self.num_prefix_queries = 0
+        """Prompt tokens that were looked up in the prefix cache, once for each sequence."""
+        self.num_prefix_hits = 0
 
     @property
     def running(self) -> Sequence[Request]:
@@ -59,8 +66,11 @@ class RunQueue:
             self.num_waiting += 1
             self._loading.append(request)
 
-    def take_loaded(self) -> None:
-        """Lets requests run whose grammars are there, or cannot be had."""
+    def take_ready(self) -> None:
+        """Lets requests run that wait for nothing any more: a grammar, or shared pages."""
+        for request in self._shared.take_free():
+            if request.phase is Phase.WAITING:
+                heapq.heappush(self._heap, (request.rank, request))
         if not self._loading:
             return
         loading, self._loading = self._loading, []
@@ -98,13 +108,15 @@ class RunQueue:
     def admit(self, num_taken: int) -> Request | None:
         """Gives the first in the queue a slot, if its prompt fits the free pages.
 
-        Pages promised to prompts on their way are left alone, and one page for each running
+        Whoever begins as a prompt on its way does waits for the pages of that, and the next one is
+        looked at. Pages promised to prompts on their way are left alone, and one page for each running
         sequence, so that a newcomer does not cause a preemption at once; and no fewer than
         `num_taken`, which the step under way takes and which count as free until it is launched.
 
         Raises:
             NotAdmitted: if the runner does not take it, or its grammar could not be loaded.
         """
+        self._follow()
         request = self._first_waiting()
         num_free_pages = self._runner.num_free_pages - num_taken
         if request is None or not self.may_admit(num_free_pages):
@@ -132,6 +144,9 @@ class RunQueue:
         request.num_steps_in_flight = 0
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = num_computed
+            if self._has_cache and not request.needs_prompt_logprobs:
+                self.num_prefix_queries += request.num_tokens
+                self.num_prefix_hits += num_computed
         request.phase = Phase.PREFILLING
         self.num_prefilling += 1
         bisect.insort(self._running, request, key=attrgetter("rank"))
@@ -193,6 +208,22 @@ class RunQueue:
         request.is_held = False
         slot, request.slot = request.slot, -1
         self._runner.remove_sequence(slot)
+
+    def _follow(self) -> None:
+        """Has the first in the queue wait if another sequence computes what it needs next.
+
+        One of lower rank would hold it back, so that one steps aside and follows in its turn.
+        """
+        while self._has_cache and self._runner.num_free_slots > 0:
+            request = self._first_waiting()
+            lead = None if request is None else self._shared.lead(request, self._running)
+            if request is None or lead is None:
+                return
+            if lead.is_in_flight or lead.leader.rank < request.rank:
+                heapq.heappop(self._heap)
+                self._shared.follow(request, lead)
+            else:
+                self.preempt(lead.leader)
 
     def _first_waiting(self) -> Request | None:
         while self._heap and self._heap[0][1].phase is not Phase.WAITING:

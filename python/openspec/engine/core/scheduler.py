@@ -45,7 +45,7 @@ class Scheduler:
     def __init__(self, config: RunnerConfig, runner: Runner) -> None:
         self._config = config
         self._runner = runner
-        self._queue = RunQueue(runner)
+        self._queue = RunQueue(config, runner)
         self._num_arrivals = 0
         self._depth = config.draft_depth
         self._held: list[Request] = []
@@ -114,7 +114,7 @@ class Scheduler:
         Raises:
             NotAdmitted: if a request could not be given a slot; nothing is planned.
         """
-        self._queue.take_loaded()
+        self._queue.take_ready()
         if self._held:
             self._poll_held()
         plan = plan_step(self._config, self._runner, self._queue)
@@ -193,6 +193,8 @@ class Scheduler:
         self._stats.num_running = len(self._queue.running)
         self._stats.num_waiting = self._queue.num_waiting
         self._stats.num_preemptions = self._queue.num_preemptions
+        self._stats.prefix_cache_queries = self._queue.num_prefix_queries
+        self._stats.prefix_cache_hits = self._queue.num_prefix_hits
         return self._stats
 
     # Parts
@@ -264,6 +266,8 @@ class Scheduler:
             output.token_ids = []
             output.finish_reason = "length"
         else:
+            if not request.output_token_ids:
+                self._stats.num_served_prompt_tokens += request.prompt_len
             request.append(token_ids)
             self._count(request, len(token_ids), result)
             if request.source.speculative.detailed:
