@@ -141,9 +141,7 @@ def test_who_shares_nothing_waits_for_nobody(num_steps_ahead: int) -> None:
     """Other salts, log-probabilities of the prompt, no cache."""
     plain = [make_request(f"r{i}", SYSTEM, max_tokens=20) for i in range(2)]
     scored = [make_request(f"r{i}", SYSTEM, prompt_logprobs=0, max_tokens=20) for i in range(2)]
-    salted = [
-        msgspec.structs.replace(request, cache_salt=request.request_id) for request in plain
-    ]
+    salted = [msgspec.structs.replace(request, cache_salt=request.request_id) for request in plain]
     for requests, caches in ((salted, True), (scored, True), (plain, False)):
         runner = make_runner(num_steps_ahead, max_num_batched_tokens=100)
         runner.enable_prefix_caching = caches
