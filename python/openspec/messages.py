@@ -284,8 +284,8 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     spec_decode: SpecDecodeStats | None = None
     """Of the whole answer, on the last output."""
     step_counts: list[StepCounts] | None = None
-    """With stop strings: of the steps that brought `token_ids`. Who finds where the text ends counts
-    what is left of the last one."""
+    """With stop strings: of the steps that brought `token_ids`. Who finds where the text ends
+    counts what is left of the last one."""
     steps: list[StepDetail] | None = None
     """What brought `token_ids`, if asked for."""
     error: str | None = None
@@ -370,8 +370,10 @@ def acceptance_rate(counters: SpecCounters) -> float:
 
 
 def mean_acceptance_length(counters: SpecCounters) -> float:
-    """Tokens per drafted step: its accepted ones, and one of the target's own unless the answer
-    ended before that; 1 where nothing was drafted."""
+    """Tokens per drafted step; 1 where nothing was drafted.
+
+    A step has its accepted tokens, and one of the target's own unless the answer ended before it.
+    """
     if counters.num_drafts == 0:
         return 1.0
     num_more = counters.num_accepted_tokens - counters.num_final_drafts

@@ -235,6 +235,17 @@ class FakeRunner:
             request.source.cache_salt.encode(),
         )
 
+    def num_cached(self, request: Request) -> int:
+        if not self.enable_prefix_caching or request.needs_prompt_logprobs:
+            return 0
+        tokens, salt = request.token_ids, request.source.cache_salt.encode()
+        end = 0
+        while end + self.page_size < len(tokens):
+            if (salt, tuple(tokens[: end + self.page_size])) not in self._cached:
+                break
+            end += self.page_size
+        return end
+
     def add_sequence(
         self, token_ids: Sequence[int], prompt_len: int, params: FakeParams, cache_salt: bytes = b""
     ) -> int:

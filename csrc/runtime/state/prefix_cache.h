@@ -29,6 +29,10 @@ class PrefixCache {
   void set_salt(int slot, std::span<const uint8_t> salt);
   /// Gives a new sequence the longest prefix that is there.
   void attach(int slot);
+  /// Of how many tokens such a sequence would have its KV.
+  int num_cached(std::span<const int32_t> tokens, std::span<const uint8_t> salt) const {
+    return num_computed(find(root(salt), tokens).size());
+  }
   /// Offers the full pages among the first `num_ready` tokens; the slot's records may be written up
   /// to `end`. `enter` is called before each.
   void publish(int slot, int num_ready, int end, const std::function<void()>& enter);
@@ -44,6 +48,15 @@ class PrefixCache {
   int64_t num_found() const { return num_found_; }
 
  private:
+  /// The full pages that a sequence can begin with.
+  std::vector<PageHash> find(PageHash hash, std::span<const int32_t> tokens) const;
+  /// A drafter needs the features of the token before the first new one, so that one runs again;
+  /// what it writes to its shared page are the bits that are there.
+  int num_computed(size_t num_pages) const {
+    const int num_cached = static_cast<int>(num_pages) * limits_.page_size;
+    return num_cached - (num_cached > 0 && limits_.num_rows_behind > 0 ? 1 : 0);
+  }
+
   SequenceLimits limits_;
   PrefixHasher hasher_;
   SequenceTable& table_;

@@ -72,6 +72,12 @@ class CompiledRunner(_C.Runner):
         salt = request.source.cache_salt.encode()
         return self.add_sequence(request.token_ids, request.prompt_len, params, salt)
 
+    def num_cached(self, request: Request) -> int:
+        """With how much KV it would begin."""
+        if request.needs_prompt_logprobs:
+            return 0
+        return self.num_cached_tokens(request.token_ids, request.source.cache_salt.encode())
+
     load_vocabulary = staticmethod(_C.Vocabulary)
     """What grammars are read with."""
     new_grammar_tally = staticmethod(_C.GrammarTally)

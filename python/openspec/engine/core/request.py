@@ -55,6 +55,10 @@ class Request:
     will be by the steps in flight."""
     num_computed: int = 0
     """Those that are computed."""
+    num_yielded: int = 0
+    """Prompt rows that steps gave to later sequences before this one, whose prompt was not done."""
+    num_cached_seen: int = -1
+    """Tokens found in the prefix cache when the request was first looked at; -1 before that."""
     num_steps_in_flight: int = 0
     """Steps in flight that choose a token of this request, at least one each."""
     is_held: bool = False

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from openspec.engine.core.executor import Runner
 from openspec.engine.core.request import Phase, Request, StepPlan
-from openspec.engine.core.shared_prompts import SharedPrompts
+from openspec.engine.core.shared_prompts import Lead, SharedPrompts
 from openspec.specs.runner import RunnerConfig
 
 
@@ -31,6 +31,7 @@ class RunQueue:
 
     def __init__(self, config: RunnerConfig, runner: Runner) -> None:
         self._runner = runner
+        self._page_size = config.page_size
         self._has_cache = config.enable_prefix_caching
         self._shared = SharedPrompts(config.page_size)
         self._by_id: dict[str, Request] = {}
@@ -109,8 +110,8 @@ class RunQueue:
         """Gives the first in the queue a slot, if its prompt fits the free pages.
 
         Whoever begins as a prompt on its way does waits for the pages of that, and the next one is
-        looked at. Pages promised to prompts on their way are left alone, and one page for each running
-        sequence, so that a newcomer does not cause a preemption at once; and no fewer than
+        looked at. Pages promised to prompts on their way are left alone, and one page for each
+        running sequence, so that a newcomer does not cause a preemption at once; and no fewer than
         `num_taken`, which the step under way takes and which count as free until it is launched.
 
         Raises:
@@ -121,6 +122,36 @@ class RunQueue:
         num_free_pages = self._runner.num_free_pages - num_taken
         if request is None or not self.may_admit(num_free_pages):
             return None
+        return self._give_slot(request, num_free_pages, num_taken)
+
+    def admit_early(self, request: Request) -> bool:
+        """Gives one of `waiting` a slot before those ahead of it, as `admit` would.
+
+        Raises:
+            NotAdmitted: as `admit`.
+        """
+        num_pages = -(-self.rows_left(request) // self._page_size) + 1  # most often what it needs
+        num_pages += len(self._running) + self._num_promised()
+        if self._runner.num_free_slots == 0 or num_pages > self._runner.num_free_pages:
+            return False
+        if self._lead(request) is not None:
+            return False
+        return self._give_slot(request, self._runner.num_free_pages, 0) is not None
+
+    def waiting(self, most: int) -> list[Request]:
+        """The first of those that wait for a slot alone, in order of rank."""
+        first = heapq.nsmallest(most, self._heap)
+        return [request for _, request in first if request.phase is Phase.WAITING]
+
+    def rows_left(self, request: Request) -> int:
+        """Rows until its prompt is computed; of one that waits, about."""
+        if request.phase is not Phase.WAITING:
+            return request.num_tokens - request.num_scheduled
+        if request.num_cached_seen < 0:
+            request.num_cached_seen = self._runner.num_cached(request)
+        return request.num_tokens - request.num_cached_seen
+
+    def _give_slot(self, request: Request, num_free_pages: int, num_taken: int) -> Request | None:
         self._blocked = None
         if request.grammar is not None and (failure := request.grammar.exception()) is not None:
             raise NotAdmitted(request, is_loaded=False) from failure
@@ -137,7 +168,11 @@ class RunQueue:
                 self._runner.remove_sequence(slot)
                 self._blocked = (request, num_free_pages)
                 return None
-        heapq.heappop(self._heap)
+        if self._heap[0][1] is request:
+            heapq.heappop(self._heap)
+        else:
+            self._heap.remove((request.rank, request))
+            heapq.heapify(self._heap)
         self.num_waiting -= 1
         request.slot = slot
         request.num_scheduled = request.num_computed = num_computed
@@ -214,9 +249,9 @@ class RunQueue:
 
         One of lower rank would hold it back, so that one steps aside and follows in its turn.
         """
-        while self._has_cache and self._runner.num_free_slots > 0:
+        while self._runner.num_free_slots > 0:
             request = self._first_waiting()
-            lead = None if request is None else self._shared.lead(request, self._running)
+            lead = None if request is None else self._lead(request)
             if request is None or lead is None:
                 return
             if lead.is_in_flight or lead.leader.rank < request.rank:
@@ -224,6 +259,9 @@ class RunQueue:
                 self._shared.follow(request, lead)
             else:
                 self.preempt(lead.leader)
+
+    def _lead(self, request: Request) -> Lead | None:
+        return self._shared.lead(request, self._running) if self._has_cache else None
 
     def _first_waiting(self) -> Request | None:
         while self._heap and self._heap[0][1].phase is not Phase.WAITING:
