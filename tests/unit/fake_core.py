@@ -26,7 +26,7 @@ from tests.unit.fake_runner import (
 )
 
 
-def make_core(runner: FakeRunner, max_num_seqs: int = 8) -> EngineCore:
+def make_core(runner: FakeRunner, max_num_seqs: int = 8, *, displaces: bool = False) -> EngineCore:
     info = EngineInfo(
         model="fake",
         vocab_size=VOCAB,
@@ -49,7 +49,7 @@ def make_core(runner: FakeRunner, max_num_seqs: int = 8) -> EngineCore:
         max_draft_tokens=runner.max_draft_tokens,
         enable_prefix_caching=runner.enable_prefix_caching,
     )
-    return EngineCore(runner, config, info)
+    return EngineCore(runner, config, info, displaces=displaces)
 
 
 def runner_config(

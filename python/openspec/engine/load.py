@@ -150,6 +150,7 @@ def load_engine(
         info,
         config.stats_interval_s,
         publisher,
+        displaces=config.scheduling_policy == "priority",
     )
 
 

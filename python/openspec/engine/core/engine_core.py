@@ -60,10 +60,12 @@ class EngineCore:
         info: EngineInfo,
         stats_interval_s: float = 0.0,
         kv_events: KVEventPublisher | None = None,
+        displaces: bool = False,
     ) -> None:
+        """`displaces`: whether priority may take a running sequence's place."""
         self.info = info
         self._runner = runner
-        self._scheduler = Scheduler(config, runner)
+        self._scheduler = Scheduler(config, runner, displaces)
         self.grammars = Grammars(runner)
         self._ready: list[EngineOutput] = []
         self._in_flight: deque[tuple[StepPlan, StepLease]] = deque()

@@ -21,7 +21,8 @@ MOST_LOOKED_AT = 32
 
 def plan_step(config: RunnerConfig, runner: Runner, queue: RunQueue) -> StepPlan:
     """The next step; admits and preempts as needed. No spans: there is nothing to do."""
-    if queue.num_prefilling == 0 and not queue.may_admit(runner.num_free_pages):
+    may_admit = queue.may_admit(runner.num_free_pages) or queue.may_displace()
+    if queue.num_prefilling == 0 and not may_admit:
         plan = _plan_only_decodes(config, runner, queue)
         if plan is not None:
             return plan
@@ -67,6 +68,8 @@ class _MixedStep:
     def plan(self) -> StepPlan:
         queue = self._queue
         running = queue.running
+        while queue.make_room() and queue.admit(0) is not None:
+            pass
         while queue.outranks_a_prompt() and queue.admit(0) is not None:
             pass  # else a long prompt would keep a later request of higher priority waiting
         num_preemptions = queue.num_preemptions

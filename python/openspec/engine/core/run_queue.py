@@ -29,8 +29,10 @@ class NotAdmitted(Exception):
 class RunQueue:
     """Unfinished requests in order of rank; owns their phases and slots."""
 
-    def __init__(self, config: RunnerConfig, runner: Runner) -> None:
+    def __init__(self, config: RunnerConfig, runner: Runner, displaces: bool = False) -> None:
+        """`displaces`: whether priority may take a running sequence's place."""
         self._runner = runner
+        self._displaces = displaces
         self._page_size = config.page_size
         self._has_cache = config.enable_prefix_caching
         self._shared = SharedPrompts(config.page_size)
@@ -106,6 +108,36 @@ class RunQueue:
             for request in self._running
         )
 
+    def may_displace(self) -> bool:
+        """Whether the first in the queue may take the place of the last that runs."""
+        if not self._displaces or not self._running:
+            return False
+        first = self._first_waiting()
+        return first is not None and first.source.priority < self._running[-1].source.priority
+
+    def make_room(self) -> bool:
+        """Has running sequences of lower priority wait so that the first in the queue can run.
+
+        The last ones first, and nobody where all of them would not do. Returns whether there should
+        be room: pages that sequences share are counted for each of them.
+        """
+        self._follow()
+        first = self._first_waiting()
+        if first is None or not self.may_displace():
+            return False
+        needed = self._pages_for(self.rows_left(first)) + 1
+        num_slots, num_pages = self._runner.num_free_slots, self._runner.num_free_pages
+        staying = list(self._running)
+        while staying and (num_slots == 0 or needed + self._num_kept_free(staying) > num_pages):
+            victim = staying.pop()
+            if victim.source.priority <= first.source.priority:
+                return False
+            num_slots += 1
+            num_pages += self._pages_for(victim.num_tokens)
+        for victim in self._running[len(staying) :]:
+            self.preempt(victim)
+        return True
+
     def admit(self, num_taken: int) -> Request | None:
         """Gives the first in the queue a slot, if its prompt fits the free pages.
 
@@ -130,8 +162,8 @@ class RunQueue:
         Raises:
             NotAdmitted: as `admit`.
         """
-        num_pages = -(-self.rows_left(request) // self._page_size) + 1  # most often what it needs
-        num_pages += len(self._running) + self._num_promised()
+        num_pages = self._pages_for(self.rows_left(request)) + 1  # most often what it needs
+        num_pages += self._num_kept_free(self._running)
         if self._runner.num_free_slots == 0 or num_pages > self._runner.num_free_pages:
             return False
         if self._lead(request) is not None:
@@ -163,7 +195,7 @@ class RunQueue:
         if self._running:
             # The cached prefix is attached now, hence no longer among the free pages.
             needed = self._runner.num_pages_needed(slot, request.num_tokens - num_computed)
-            kept_free = min(len(self._running), self._runner.num_pages // 8) + self._num_promised()
+            kept_free = self._num_kept_free(self._running)
             if needed + max(kept_free, num_taken) > self._runner.num_free_pages:
                 self._runner.remove_sequence(slot)
                 self._blocked = (request, num_free_pages)
@@ -249,16 +281,20 @@ class RunQueue:
 
         One of lower rank would hold it back, so that one steps aside and follows in its turn.
         """
-        while self._runner.num_free_slots > 0:
-            request = self._first_waiting()
-            lead = None if request is None else self._lead(request)
-            if request is None or lead is None:
+        while (request := self._first_waiting()) is not None:
+            lead = self._lead(request)
+            if lead is None:
                 return
             if lead.is_in_flight or lead.leader.rank < request.rank:
                 heapq.heappop(self._heap)
                 self._shared.follow(request, lead)
-            else:
+            elif self._runner.num_free_slots > 0:
                 self.preempt(lead.leader)
+            else:
+                return
+
+    def _pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._page_size)
 
     def _lead(self, request: Request) -> Lead | None:
         return self._shared.lead(request, self._running) if self._has_cache else None
@@ -268,9 +304,11 @@ class RunQueue:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
-    def _num_promised(self) -> int:
-        return sum(
+    def _num_kept_free(self, running: Sequence[Request]) -> int:
+        """Pages that a newcomer leaves to these: what prompts were promised, and one for each."""
+        promised = sum(
             self._runner.num_pages_needed(request.slot, request.num_tokens - request.num_scheduled)
-            for request in self._running
+            for request in running
             if request.phase is Phase.PREFILLING
         )
+        return min(len(running), self._runner.num_pages // 8) + promised

@@ -50,10 +50,11 @@ NOTHING_LEFT = (
 class Scheduler:
     """Owns all requests; the only one that decides who runs."""
 
-    def __init__(self, config: RunnerConfig, runner: Runner) -> None:
+    def __init__(self, config: RunnerConfig, runner: Runner, displaces: bool = False) -> None:
+        """`displaces`: whether priority may take a running sequence's place."""
         self._config = config
         self._runner = runner
-        self._queue = RunQueue(config, runner)
+        self._queue = RunQueue(config, runner, displaces)
         self._num_arrivals = 0
         self._depth = config.draft_depth
         self._held: list[Request] = []
