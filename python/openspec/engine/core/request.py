@@ -82,8 +82,9 @@ class Request:
 
     @property
     def token_ids(self) -> list[int]:
-        """Prompt and output so far."""
-        return self.source.prompt_token_ids + self.output_token_ids
+        """Prompt and output so far; not to be changed."""
+        prompt = self.source.prompt_token_ids
+        return prompt + self.output_token_ids if self.output_token_ids else prompt
 
     @property
     def num_wanted(self) -> int:
@@ -105,7 +106,7 @@ class Request:
         The core chooses such a token where the request's limits leave none.
         """
         allowed = self.allowed_ids or ()
-        sampling, known = self.source.sampling, self.token_ids
+        sampling, known = self.source.sampling, list(self.token_ids)
         num_output = len(self.output_token_ids)
         for index, token_id in enumerate(token_ids):
             known.append(token_id)

@@ -7,7 +7,6 @@ are there, or when the leader leaves its slot, for whatever reason.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -71,11 +70,14 @@ class SharedPrompts:
     def _num_shared(self, tokens: list[int], others: list[int]) -> int:
         """Tokens in the full pages that both begin with; one is left to run, for its logits."""
         size = self._page_size
-        num_pages = min((len(tokens) - 1) // size, len(others) // size)
+        low, high = 0, min((len(tokens) - 1) // size, len(others) // size)
         if tokens[:size] != others[:size]:
             return 0
-        return size * bisect_left(
-            range(1, num_pages + 1),
-            True,
-            key=lambda count: tokens[: count * size] != others[: count * size],
-        )
+        while low < high:  # the first `low` pages are equal
+            middle = (low + high + 1) // 2
+            part = slice(low * size, middle * size)
+            if tokens[part] == others[part]:
+                low = middle
+            else:
+                high = middle - 1
+        return low * size

@@ -107,7 +107,9 @@ class ServerMetrics:
             Counter, "request_success", "Finished sequences by reason.", "engine", "finished_reason"
         )
         self.rejections = both(Counter, "admission_rejections", "Requests answered 503.", "reason")
-        received = both(Counter, "generation_tokens", "Tokens that clients got.", "engine")
+        received = self._shows(
+            VLLM, Counter, "generation_tokens", "Tokens that clients got.", "engine"
+        )
         self.received_tokens = [received.labels(str(engine)) for engine in range(num_engines)]
         """By engine."""
         cache = both(Info, "cache_config", "The KV cache.", "engine")
@@ -262,6 +264,7 @@ ENGINE_METRICS = (
     _counter("num_preemptions", "Sequences put back to wait.", "num_preemptions"),
     _counter("prompt_tokens", "Prompt tokens computed.", "num_prompt_tokens", OWN),
     _counter("prompt_tokens", "Prompt tokens, cached too.", "num_served_prompt_tokens", VLLM),
+    _counter("generation_tokens", "Tokens generated.", "num_generation_tokens", OWN),
     _counter("spec_decode_num_drafts", "Steps with draft tokens.", "num_drafts"),
     _counter("spec_decode_num_draft_tokens", "Draft tokens proposed.", "num_draft_tokens"),
     _counter("spec_decode_num_accepted_tokens", "Draft tokens kept.", "num_accepted_tokens"),
