@@ -111,6 +111,15 @@ def test_what_is_cached_need_not_be_computed() -> None:
     assert any(output.request_id == "more" for _ in range(3) for output in core.step())
 
 
+def test_what_another_one_computes_need_not_be_computed() -> None:
+    """A follower of the first prompt passes the second one once it has its pages."""
+    leader, long = prompt("leader", 3000), prompt("long", 6000)
+    more = make_request("more", [*leader.prompt_token_ids, *range(40)], max_tokens=1)
+    load = Load([leader, long], [more]).run()
+    assert load.started_at["more"] <= load.started_at["leader"] + 3 < load.started_at["long"]
+    assert load.rows_before["long"] <= 9000 + 300 + ROWS
+
+
 @pytest.mark.parametrize("scarce", [{"num_pages": 380}, {"max_num_seqs": 1}])
 def test_without_a_place_it_waits(scarce: dict[str, int]) -> None:
     load = Load([prompt("long", 6000)], [prompt("short", 100)], **scarce).run()

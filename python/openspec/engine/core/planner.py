@@ -68,6 +68,7 @@ class _MixedStep:
     def plan(self) -> StepPlan:
         queue = self._queue
         running = queue.running
+        queue.follow_leaders()
         while queue.make_room() and queue.admit(0) is not None:
             pass
         while queue.outranks_a_prompt() and queue.admit(0) is not None:

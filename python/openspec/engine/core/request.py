@@ -58,7 +58,7 @@ class Request:
     num_yielded: int = 0
     """Prompt rows that steps gave to later sequences before this one, whose prompt was not done."""
     num_cached_seen: int = -1
-    """Tokens found in the prefix cache when the request was first looked at; -1 before that."""
+    """Tokens found in the prefix cache when it was looked at in the queue; -1 before that."""
     num_steps_in_flight: int = 0
     """Steps in flight that choose a token of this request, at least one each."""
     is_held: bool = False

@@ -73,6 +73,7 @@ class RunQueue:
         """Lets requests run that wait for nothing any more: a grammar, or shared pages."""
         for request in self._shared.take_free():
             if request.phase is Phase.WAITING:
+                request.num_cached_seen = -1
                 heapq.heappush(self._heap, (request.rank, request))
         if not self._loading:
             return
@@ -108,6 +109,23 @@ class RunQueue:
             for request in self._running
         )
 
+    def follow_leaders(self) -> None:
+        """Has the first in the queue wait if another sequence computes what it needs next.
+
+        One of lower rank would hold it back, so that one steps aside and follows in its turn.
+        """
+        while (request := self._first_waiting()) is not None:
+            lead = self._lead(request)
+            if lead is None:
+                return
+            if lead.is_in_flight or lead.leader.rank < request.rank:
+                heapq.heappop(self._heap)
+                self._shared.follow(request, lead)
+            elif self._runner.num_free_slots > 0:
+                self.preempt(lead.leader)
+            else:
+                return
+
     def may_displace(self) -> bool:
         """Whether the first in the queue may take the place of the last that runs."""
         if not self._displaces or not self._running:
@@ -121,7 +139,7 @@ class RunQueue:
         The last ones first, and nobody where all of them would not do. Returns whether there should
         be room: pages that sequences share are counted for each of them.
         """
-        self._follow()
+        self.follow_leaders()
         first = self._first_waiting()
         if first is None or not self.may_displace():
             return False
@@ -149,7 +167,7 @@ class RunQueue:
         Raises:
             NotAdmitted: if the runner does not take it, or its grammar could not be loaded.
         """
-        self._follow()
+        self.follow_leaders()
         request = self._first_waiting()
         num_free_pages = self._runner.num_free_pages - num_taken
         if request is None or not self.may_admit(num_free_pages):
@@ -264,6 +282,7 @@ class RunQueue:
 
     def _wait(self, request: Request) -> None:
         request.phase = Phase.WAITING
+        request.num_cached_seen = -1
         self.num_waiting += 1
         heapq.heappush(self._heap, (request.rank, request))
 
@@ -275,23 +294,6 @@ class RunQueue:
         request.is_held = False
         slot, request.slot = request.slot, -1
         self._runner.remove_sequence(slot)
-
-    def _follow(self) -> None:
-        """Has the first in the queue wait if another sequence computes what it needs next.
-
-        One of lower rank would hold it back, so that one steps aside and follows in its turn.
-        """
-        while (request := self._first_waiting()) is not None:
-            lead = self._lead(request)
-            if lead is None:
-                return
-            if lead.is_in_flight or lead.leader.rank < request.rank:
-                heapq.heappop(self._heap)
-                self._shared.follow(request, lead)
-            elif self._runner.num_free_slots > 0:
-                self.preempt(lead.leader)
-            else:
-                return
 
     def _pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._page_size)
