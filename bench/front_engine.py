@@ -37,7 +37,7 @@ class SyntheticCore:
             num_speculative_tokens=TOKENS_PER_STEP - 1,
             dtype="float32",
             device="cpu",
-            memory_plan={},
+            memory_plan={"grammar_bytes": 1 << 28},
             startup_seconds=0.0,
         )
         self.on_launch: Callable[[int], None] = lambda num_rows: None

@@ -16,15 +16,19 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import jsonschema
 from tests.unit.schema_shapes import PATTERNS, schemas
 
 from openspec import LLM, SamplingParams
 from openspec.bench.environment import environment
 from openspec.errors import RequestError
 from openspec.messages import StructuredOutputs
-from openspec.text.answer_grammar import content_format
+from openspec.text.grammars.answer_grammar import content_format
 from openspec.text.outputs import RequestOutput
+
+try:
+    import jsonschema
+except ModuleNotFoundError as error:
+    raise SystemExit(f"needs jsonschema: pip install jsonschema ({error})") from None
 
 QUESTION = "Give an example of a thing with these fields in JSON: {names}."
 COPY = "Repeat the following text exactly:\n\n{example}"
@@ -126,7 +130,7 @@ def main() -> None:
         for index, schema in enumerate(given):
             wanted = StructuredOutputs(json=schema)
             try:
-                content_format(wanted, "json")
+                content_format(wanted)
             except RequestError as error:
                 refusals[str(error).split(": ")[-2].rpartition("/")[2]] += 1
                 continue

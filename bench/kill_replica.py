@@ -27,10 +27,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-
 from openspec.bench.environment import environment
 from openspec.bench.server import free_port
+
+try:
+    import httpx
+except ModuleNotFoundError as error:
+    raise SystemExit(f"needs httpx: pip install httpx ({error})") from None
 
 NUM_QUESTIONS = 16
 PATIENCE_S = 120.0

@@ -1,4 +1,4 @@
-"""The pages' tables and charts, from the results in bench/results.
+"""The pages' tables and charts, from the results in bench/results and the engine's memory plan.
 
     python -m bench.make_tables            # after new results: rewrites what they change
     python -m bench.make_tables --check    # exit status 1 if a page differs from its results
@@ -56,6 +56,13 @@ WORKLOADS = {"gsm8k_test": "GSM8K"}  # names of data sets; others are their own
 
 def load(name: str) -> dict:
     return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def planned(kind: str) -> str:
+    """What the engine's memory plan says of published models, or of heads for them."""
+    from bench import memory_plans  # which needs the compiled core
+
+    return rows_of(memory_plans.models() if kind == "models" else memory_plans.heads())
 
 
 def rows_of(cells: Sequence[Sequence[str]]) -> str:
@@ -127,6 +134,26 @@ def plain_and_drafts(sources: Sequence[tuple[str, str]], workloads: Sequence[str
     return rows_of(cells) + conditions(shown, [name for name, _ in sources])
 
 
+def expected() -> str:
+    """Ratios to plain decoding alone, of chains on one workload, and of copying at its best."""
+    columns = (1, 8, 32)
+    cells = [["", *(f"{n} request{'s' * (n > 1)}" for n in columns)]]
+    for (name, label), workload in (
+        (NGRAM, "gsm8k_test"),
+        ((NGRAM[0], "n-gram where answers repeat the prompt"), "repeat"),
+        (EAGLE3[0], "gsm8k_test"),
+        (DFLASH[0], "gsm8k_test"),
+        (DSPARK[0], "gsm8k_test"),
+    ):
+        runs = {
+            run["concurrency"]: run
+            for run in drafted_runs(load(name))
+            if run["workload"] == workload
+        }
+        cells.append([label, *(f"{runs[n]['speedup']:.2f}x" for n in columns)])
+    return rows_of(cells)
+
+
 def peer() -> str:
     """The same heads, client and questions on vLLM and on openspec."""
     levels: dict[tuple[str, int], dict] = {}
@@ -185,6 +212,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "dspark": partial(plain_and_drafts, DSPARK, ("gsm8k_test", "chat")),
     "oracle-targets": partial(oracles, "target"),
     "oracle-heads": partial(oracles, "head"),
+    "expected": expected,
+    "memory": partial(planned, "models"),
+    "memory-heads": partial(planned, "heads"),
 }
 
 
@@ -222,7 +252,8 @@ def acceptance() -> str:
         )
         shares = [Value(share) for share in run["acceptance_per_position"]]
         charts.append(position_bars(label, shares, 460 if len(shares) > 8 else 190))
-    return standalone(beside("Accepted by position: GSM8K, one request, one H200", charts))
+    title = "Accepted by position, of all drafts: GSM8K, one request, one H200"
+    return standalone(beside(title, charts))
 
 
 CHARTS: dict[str, Callable[[], str]] = {

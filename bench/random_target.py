@@ -132,8 +132,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         _MISTRAL, 40, 5120, 14336, 32, 8, head_dim=128, max_position_embeddings=131072
     ),
     "mistral-small-24b": _sized(_MISTRAL, 40, 5120, 32768, 32, 8, head_dim=128, rope_theta=1e8),
+    "qwen3-0.6b": _sized(_QWEN3, 28, 1024, 3072, 16, 8, **_TIED),
+    "qwen3-1.7b": _sized(_QWEN3, 28, 2048, 6144, 16, 8, **_TIED),
     "qwen3-4b": _sized(_QWEN3, 36, 2560, 9728, 32, 8, **_TIED),
     "qwen3-8b": _sized(_QWEN3, 36, 4096, 12288, 32, 8),
+    "qwen3-14b": _sized(_QWEN3, 40, 5120, 17408, 40, 8),
+    "qwen3-32b": _sized(_QWEN3, 64, 5120, 25600, 64, 8),
 }
 """Name -> config.json as published, as far as it matters."""
 

@@ -36,11 +36,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 from bench import soak_answers
 
 from openspec.bench.environment import environment
 from openspec.bench.server import free_port
+
+try:
+    import httpx
+except ModuleNotFoundError as error:
+    raise SystemExit(f"needs httpx: pip install httpx ({error})") from None
 
 MOST_GROWTH = 0.5  # MB a minute
 MOST_DRIFT = 0.05

@@ -145,7 +145,10 @@ def compare(source: str, cases: Sequence[Conversation]) -> Outcome:
 
 def rendered_by_transformers(source: str, case: Conversation) -> str | None:
     """The text; None where the template raises."""
-    from transformers.utils.chat_template_utils import render_jinja_template
+    try:
+        from transformers.utils.chat_template_utils import render_jinja_template
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"needs transformers: pip install transformers ({error})") from None
 
     try:
         texts, _ = render_jinja_template(

@@ -8,7 +8,8 @@ import torch
 
 import openspec
 from openspec import _grammar, ops
-from openspec.grammar.formats import pattern, source_of
+from openspec.grammar.formats import pattern
+from openspec.grammar.rules.json_rules import compile_format
 
 SOURCES = Path(__file__).resolve().parents[1] / "python" / "openspec"
 
@@ -31,8 +32,7 @@ def main() -> None:
     assert match_len.tolist() == [2], match_len
 
     vocabulary = _grammar.Vocabulary([b"a", b"b", b""], 3, [2])
-    source = source_of(pattern("ab*"), "pattern")
-    matcher = _grammar.Matcher(vocabulary, _grammar.compile_structural_tag(vocabulary, source))
+    matcher = _grammar.Matcher(vocabulary, compile_format(vocabulary, pattern("ab*")))
     assert matcher.allowed() == [0], matcher.allowed()
 
     for module in (f"openspec.{name}" for name in ("serve", "bench", "doctor", "convert_drafter")):

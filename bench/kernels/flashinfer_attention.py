@@ -1,7 +1,7 @@
 """FlashInfer's paged attention beside ours: the same cases, on the same GPU.
 
     bench_cuda_attention --json ours.json              # built by the target bench_cuda
-    pip install "openspec[flashinfer]"
+    pip install ".[flashinfer]"          # in the checkout
     python bench/kernels/flashinfer_attention.py ours.json [--json PATH]
 
 The C++ benchmark times our kernels; this script times FlashInfer's on the chains of its cases and
@@ -34,7 +34,7 @@ try:
     import flashinfer
     from flashinfer.decode import xqa_batch_decode_with_kv_cache
 except ImportError as error:
-    raise SystemExit(f'needs FlashInfer: pip install "openspec[flashinfer]" ({error})') from None
+    raise SystemExit(f'needs FlashInfer: pip install ".[flashinfer]" ({error})') from None
 
 NUM_LAYERS = 36
 GEOMETRY = NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 16

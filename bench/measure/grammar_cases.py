@@ -12,11 +12,11 @@ from bench.measure.server_cases import Report, spread
 
 from openspec import LLM, SamplingParams, _grammar
 from openspec.config import EMBEDDED_MODEL
-from openspec.grammar.formats import source_of
-from openspec.grammar.json_rules import chars_behind_quote, compile_source
+from openspec.grammar.rules.json_rules import compile_format
+from openspec.grammar.rules.lengths import chars_behind_quote
 from openspec.messages import SpeculativeOptions, StructuredOutputs
 from openspec.settings.setting import Raw
-from openspec.text.answer_grammar import content_format
+from openspec.text.grammars.answer_grammar import content_format
 from openspec.text.tokenizer import Tokenizer
 
 
@@ -73,9 +73,9 @@ def masks(args: argparse.Namespace) -> Report:
     vocabulary = _grammar.Vocabulary([*tokens, b""], size, [len(tokens)])
     report: Report = {}
     for name, (wanted, text) in MASKS.items():
-        source = source_of(content_format(wanted, name), name)
+        format = content_format(wanted)
         start = time.thread_time_ns()
-        data = compile_source(vocabulary, source, chars_behind_quote(tokens))
+        data = compile_format(vocabulary, format, chars_behind_quote(tokens))
         compile_ms = (time.thread_time_ns() - start) / 1e6
         fills: list[float] = []
         advances: list[float] = []

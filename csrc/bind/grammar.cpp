@@ -10,6 +10,7 @@
 #include "bind/packed.h"
 #include "grammar/compiled_grammar.h"
 #include "grammar/grammar_state.h"
+#include "grammar/library.h"
 
 namespace py = pybind11;
 
@@ -29,6 +30,7 @@ std::vector<int32_t> mask_of(GrammarState& state) {
 PYBIND11_MODULE(_grammar, m) {
   using namespace openspec;
   m.doc() = "Grammars: compiled for a vocabulary, and matched.";
+  py::register_exception<library::Complaint>(m, "Complaint", PyExc_ValueError);
   bind_vocabulary(m)
       .def_property_readonly(
           "max_token_chars",
@@ -50,8 +52,6 @@ PYBIND11_MODULE(_grammar, m) {
         return packed(data);
       },
       py::arg("vocabulary"), py::arg("json"));
-  m.def("json_schema_rules", &CompiledGrammar::json_schema_rules, py::arg("schema"),
-        py::call_guard<py::gil_scoped_release>());
   py::class_<GrammarState>(m, "Matcher", py::module_local())
       .def(py::init([](const PythonVocabulary& vocabulary, const py::bytes& packed) {
              const std::string data = unpacked(packed);

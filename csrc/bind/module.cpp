@@ -264,7 +264,11 @@ void bind_probes(py::class_<Runner>& runner) {
           "set_grammar_times",
           [](Runner& runner, double mask, double token, double step, double first_try,
              double request) {
-            runner.grammar_times() = {mask, token, step, first_try, request};
+            runner.grammar_times() = {.mask = mask,
+                                      .token = token,
+                                      .step = step,
+                                      .first_try = first_try,
+                                      .request = request};
           },
           py::kw_only(), py::arg("mask"), py::arg("token"), py::arg("step"), py::arg("first_try"),
           py::arg("request"))

@@ -65,7 +65,7 @@ std::shared_ptr<const CompiledGrammar> CompiledGrammar::structural_tag(
     const xgrammar::TokenizerInfo& info = vocabulary->library().info;
     const auto made = xgrammar::Grammar::FromStructuralTag(json, info);
     if (const auto* error = std::get_if<xgrammar::StructuralTagError>(&made)) {
-      std::visit([](const auto& one) { throw ArgumentError(one.what()); }, *error);
+      std::visit([](const auto& one) { throw library::Complaint(one.what()); }, *error);
     }
     const auto& grammar = std::get<xgrammar::Grammar>(made);
     check_attributes(grammar);
@@ -77,22 +77,13 @@ std::shared_ptr<const CompiledGrammar> CompiledGrammar::structural_tag(
   });
 }
 
-std::string CompiledGrammar::json_schema_rules(const std::string& schema) {
-  return library::checked([&] {
-    return xgrammar::Grammar::FromJSONSchema(schema, /*any_whitespace=*/true,
-                                             /*indent=*/std::nullopt, /*separators=*/std::nullopt,
-                                             /*strict_mode=*/true, /*max_whitespace_cnt=*/2)
-        .ToString();
-  });
-}
-
 std::shared_ptr<const CompiledGrammar> CompiledGrammar::deserialize(
     std::shared_ptr<const Vocabulary> vocabulary, std::string_view data) {
   return make(vocabulary, [&] {
     auto made =
         xgrammar::CompiledGrammar::DeserializeJSON(std::string(data), vocabulary->library().info);
     if (const auto* error = std::get_if<xgrammar::SerializationError>(&made)) {
-      std::visit([](const auto& one) { throw ArgumentError(one.what()); }, *error);
+      std::visit([](const auto& one) { throw library::Complaint(one.what()); }, *error);
     }
     return std::get<xgrammar::CompiledGrammar>(std::move(made));
   });

@@ -13,13 +13,11 @@ namespace openspec {
 /// for what they see of the model's spellings.
 class CompiledGrammar {
  public:
-  /// Compiles a structural tag, on one thread. What the library refuses is an ArgumentError with
-  /// its message; so is a grammar whose mask depends on more than the text so far (a rule's
-  /// max_tokens, max_chars or temperature), and one whose texts may never end.
+  /// Compiles a structural tag, on one thread. What the library refuses is a Complaint (library.h).
+  /// A grammar whose mask depends on more than the text so far (a rule's max_tokens, max_chars or
+  /// temperature), or whose texts may never end, is another ArgumentError.
   static std::shared_ptr<const CompiledGrammar> structural_tag(
       std::shared_ptr<const Vocabulary> vocabulary, const std::string& json);
-  /// JSON of a schema as rules in EBNF, with at most two characters of white space in a row.
-  static std::string json_schema_rules(const std::string& schema);
   /// What `serialize` returned, of the same vocabulary; an ArgumentError otherwise.
   static std::shared_ptr<const CompiledGrammar> deserialize(
       std::shared_ptr<const Vocabulary> vocabulary, std::string_view data);

@@ -12,7 +12,7 @@ bool GrammarPlace::may_use() {
   return failure_.message.empty() && job_ == nullptr && !is_slow_ && work_.step_left() > 0.0;
 }
 
-bool GrammarPlace::measure(double ordinary, const std::function<void()>& call) {
+bool GrammarPlace::measure(size_t num_tokens, size_t num_masks, const std::function<void()>& call) {
   const WorkMeter meter(work_.step_left());
   bool has_ended = false;
   try {
@@ -25,8 +25,10 @@ bool GrammarPlace::measure(double ordinary, const std::function<void()>& call) {
   if (!has_ended) state_.reset();
   last_seconds_ = meter.seconds();
   work_.spend_step(last_seconds_);
-  tally_->add(std::max(0.0, last_seconds_ - ordinary));
-  is_slow_ = !has_ended || last_seconds_ > ordinary;
+  const GrammarTimes& times = work_.times;
+  const double free = times.free(num_tokens, num_masks, grammar_->vocabulary().size());
+  tally_->add(std::max(0.0, last_seconds_ - free));
+  is_slow_ = !has_ended || last_seconds_ > times.ordinary(num_tokens, num_masks);
   return has_ended;
 }
 

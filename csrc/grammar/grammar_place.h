@@ -34,7 +34,7 @@ class GrammarPlace {
   bool use(std::span<const int32_t> output, size_t num_masks, const Use& use) {
     if (!may_use()) return false;
     const size_t num_known = state_ == nullptr ? 0 : std::min(state_->num_tokens(), output.size());
-    return measure(work_.times.ordinary(output.size() - num_known, num_masks), [&] {
+    return measure(output.size() - num_known, num_masks, [&] {
       if (state_ == nullptr) state_ = std::make_unique<GrammarState>(grammar_);
       state_->sync(output);
       use(*state_);
@@ -59,7 +59,7 @@ class GrammarPlace {
 
  private:
   bool may_use();
-  bool measure(double ordinary, const std::function<void()>& call);
+  bool measure(size_t num_tokens, size_t num_masks, const std::function<void()>& call);
   void take_back();
   void leave_job();
 

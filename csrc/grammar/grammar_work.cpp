@@ -13,8 +13,9 @@ namespace openspec {
 
 bool MaskJob::run(const GrammarTimes& times, double most) {
   const size_t num_known = state == nullptr ? 0 : std::min(state->num_tokens(), output.size());
-  const double ordinary = times.ordinary(output.size() - num_known, 1);
-  const double left = ordinary + std::max(0.0, times.request - tally->seconds());
+  const size_t num_new = output.size() - num_known;
+  const double free = times.free(num_new, 1, grammar->vocabulary().size());
+  const double left = free + std::max(0.0, times.request - tally->seconds());
   const WorkMeter meter(std::min(most, left), &is_unwanted);
   bool is_stopped = false;
   try {
@@ -28,8 +29,8 @@ bool MaskJob::run(const GrammarTimes& times, double most) {
     failure.message = error.what();
   }
   seconds = meter.seconds();
-  tally->add(std::max(0.0, seconds - ordinary));
-  is_slow = seconds > ordinary;
+  tally->add(std::max(0.0, seconds - free));
+  is_slow = seconds > times.ordinary(num_new, 1);
   if (!is_stopped) return true;
   state.reset();
   if (most < left) return false;
@@ -93,8 +94,8 @@ void GrammarWork::await(double seconds) {
 }
 
 void GrammarWork::work(Lane lane) {
-  const double most = lane == Lane::kFirst ? times.first_try
-                                           : std::numeric_limits<double>::infinity();
+  const double most =
+      lane == Lane::kFirst ? times.first_try : std::numeric_limits<double>::infinity();
   while (const std::shared_ptr<MaskJob> job = take(lane)) {
     const bool is_over = job->is_unwanted || job->run(times, most) || job->is_unwanted;
     const std::lock_guard lock(mutex_);
@@ -117,9 +118,8 @@ std::shared_ptr<MaskJob> GrammarWork::take(Lane lane) {
   if (is_closing_) return nullptr;
   auto next = waiting.begin();
   if (lane == Lane::kLong) {
-    next = std::min_element(waiting.begin(), waiting.end(), [](const auto& a, const auto& b) {
-      return a->seconds < b->seconds;
-    });
+    next = std::min_element(waiting.begin(), waiting.end(),
+                            [](const auto& a, const auto& b) { return a->seconds < b->seconds; });
   }
   std::shared_ptr<MaskJob> job = std::move(*next);
   waiting.erase(next);

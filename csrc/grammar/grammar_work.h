@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -19,16 +20,24 @@ namespace openspec {
 struct GrammarTimes {
   // What is ordinary for a mask, and for a token that a state is to follow: both take microseconds.
   double mask = 0.005, token = 0.0001;
-  double step = 0.05;      // of a step, on each of its threads
+  // Of a mask, by token of the vocabulary: near the end of a text whose length is bounded the masks
+  // of a large one take more than is ordinary, and no request is to blame for that.
+  double mask_per_id = 2e-7;
+  double step = 0.05;       // of a step, on each of its threads
   double first_try = 0.02;  // of a mask beside the steps, before it makes way for others
-  double request = 2.0;    // of all sequences of a request, beyond what is ordinary
+  double request = 2.0;     // of all sequences of a request, beyond what they may take anyway
 
   double ordinary(size_t num_tokens, size_t num_masks) const {
     return token * static_cast<double>(num_tokens) + mask * static_cast<double>(num_masks);
   }
+  /// What a request may take anyway.
+  double free(size_t num_tokens, size_t num_masks, int vocab_size) const {
+    const double most = std::max(mask, mask_per_id * vocab_size);
+    return token * static_cast<double>(num_tokens) + most * static_cast<double>(num_masks);
+  }
 };
 
-/// What the sequences of a request have taken together beyond what is ordinary.
+/// What the sequences of a request have taken together beyond what they may take anyway.
 class GrammarTally {
  public:
   double seconds() const { return 1e-9 * static_cast<double>(nanoseconds_.load()); }
@@ -40,7 +49,7 @@ class GrammarTally {
 
 /// Why a sequence cannot go on.
 struct GrammarFailure {
-  std::string message;  // empty: it can
+  std::string message;      // empty: it can
   bool is_request = false;  // the request asks for what cannot be; else something is broken
 };
 
@@ -48,9 +57,9 @@ struct GrammarFailure {
 struct MaskJob {
   std::shared_ptr<const CompiledGrammar> grammar;
   std::shared_ptr<GrammarTally> tally;
-  std::vector<int32_t> output;             // known tokens that it follows
-  std::unique_ptr<GrammarState> state;     // null: to be made; at the end that after `output`
-  double seconds = 0.0;                    // of its last work, in the end of this one
+  std::vector<int32_t> output;          // known tokens that it follows
+  std::unique_ptr<GrammarState> state;  // null: to be made; at the end that after `output`
+  double seconds = 0.0;                 // of its last work, in the end of this one
   // Set at the end.
   std::vector<int32_t> mask;  // empty: the answer has ended
   bool is_slow = false;       // it took more than is ordinary
@@ -68,7 +77,8 @@ struct MaskJob {
 /// what takes longer than `first_try` goes to the other, the shortest first. So whoever has
 /// ordinary masks does not wait for those who have not.
 ///
-/// Of a thread each, but for `step_left` and `spend_step`, which a step's threads call at a time.
+/// For one thread at a time, but for `step_left` and `spend_step`, which all threads of a step
+/// call.
 class GrammarWork {
  public:
   GrammarWork() = default;
@@ -76,7 +86,7 @@ class GrammarWork {
   GrammarWork(const GrammarWork&) = delete;
   GrammarWork& operator=(const GrammarWork&) = delete;
 
-  /// To be changed by tests alone.
+  /// Changed by tests alone, and of no use to threads that run.
   GrammarTimes times;
 
   void begin_step();

@@ -33,7 +33,7 @@ std::string without_condition(std::string message) {
 
 }  // namespace
 
-void rethrow_as_argument_error() {
+void rethrow_as_complaint() {
   try {
     throw;
   } catch (const ArgumentError&) {
@@ -43,9 +43,9 @@ void rethrow_as_argument_error() {
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const xgrammar::LogFatalError& error) {
-    throw ArgumentError(without_condition(error.std::runtime_error::what()));
+    throw Complaint(without_condition(error.std::runtime_error::what()));
   } catch (const std::exception& error) {
-    throw ArgumentError(without_condition(error.what()));
+    throw Complaint(without_condition(error.what()));
   }
 }
 

@@ -88,9 +88,9 @@ class ShortestTexts {
   }
 
   const xgrammar::Grammar& grammar_;
-  std::vector<int64_t> num_bytes_;           // by rule
-  std::vector<std::vector<Call>> waiting_;   // for the length of a rule
-  std::vector<int64_t> distance_;            // by state, from the start of its rule
+  std::vector<int64_t> num_bytes_;          // by rule
+  std::vector<std::vector<Call>> waiting_;  // for the length of a rule
+  std::vector<int64_t> distance_;           // by state, from the start of its rule
   std::vector<bool> is_settled_;
   std::vector<int> ended_rule_;  // by state; -1: none
   std::priority_queue<std::pair<int64_t, int>, std::vector<std::pair<int64_t, int>>, std::greater<>>
@@ -131,9 +131,11 @@ void check_texts_end(const xgrammar::CompiledGrammar& compiled) {
   const xgrammar::Grammar grammar = compiled.GetGrammar();
   const ShortestTexts shortest(grammar);
   const std::vector<bool> is_reachable = reachable_rules(grammar);
-  for (int rule = 0; rule < grammar->NumRules(); ++rule) {
-    OPENSPEC_CHECK_ARG(!is_reachable[static_cast<size_t>(rule)] || shortest.num_bytes(rule) != kNone,
-                       "no text of the rule ", grammar->GetRule(rule).name, " ends");
+  // The last one: those before it may only lead to it.
+  for (int rule = grammar->NumRules() - 1; rule >= 0; --rule) {
+    OPENSPEC_CHECK_ARG(
+        !is_reachable[static_cast<size_t>(rule)] || shortest.num_bytes(rule) != kNone,
+        "no text of the rule ", grammar->GetRule(rule).name, " ends");
   }
   const int64_t bytes = shortest.num_bytes(grammar->GetRootRuleId());
   OPENSPEC_CHECK_ARG(bytes <= kMostShortestBytes, "the shortest text of the grammar has more than ",

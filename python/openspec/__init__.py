@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from openspec.engine.processes.client import EngineClient
     from openspec.errors import ConfigError, EngineError, RequestError
     from openspec.llm import LLM
-    from openspec.messages import SamplingParams
+    from openspec.messages import SamplingParams, SpeculativeOptions, StructuredOutputs
     from openspec.text.outputs import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
@@ -32,6 +32,8 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "SpeculativeOptions",
+    "StructuredOutputs",
     "available_drafters",
 ]
 
@@ -45,6 +47,8 @@ _HOMES = {
     "RequestError": "errors",
     "RequestOutput": "text.outputs",
     "SamplingParams": "messages",
+    "SpeculativeOptions": "messages",
+    "StructuredOutputs": "messages",
     "available_drafters": "drafters",
 }
 

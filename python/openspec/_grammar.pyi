@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import final
 
+class Complaint(ValueError):
+    """What the library says of a grammar, in words about its own insides."""
+
 @final
 class Vocabulary:
     """The bytes of each token id, as grammars see them.
@@ -24,11 +27,8 @@ class Vocabulary:
 def compile_structural_tag(vocabulary: Vocabulary, json: str) -> bytes:
     """Returns what the engine loads and `Matcher` takes; releases the GIL.
 
-    Raises ValueError with the library's message where the grammar is refused.
+    Raises Complaint where the library refuses the grammar, and ValueError where this package does.
     """
-
-def json_schema_rules(schema: str) -> str:
-    """JSON of a schema as rules in EBNF, with at most two white-space characters in a row."""
 
 @final
 class Matcher:

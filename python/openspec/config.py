@@ -23,6 +23,7 @@ from openspec.settings.setting import (
     build,
     check_ranges,
     group_of,
+    named,
     number,
 )
 from openspec.settings.spellings import SPECULATIVE_SPELLINGS
@@ -72,12 +73,12 @@ class EngineConfig:
     fcfs: it is first in the queue. priority: it does, and the other one goes on later, with the
     same text; so every client is trusted not to push others aside."""
     page_size: int = number(16, 1, 1024)
-    """Tokens per KV page."""
+    """Tokens of a KV page."""
     kv_cache_memory: int | None = number(None, 1, 1 << 50, is_bytes=True)
     """Memory for KV pages, such as 2GiB. Default: on cuda what gpu_memory_utilization leaves beside
     weights and scratch, on cpu up to a quarter of the free memory, at most 1GiB; in either case no
     more than max_num_seqs sequences of max_model_len tokens can use."""
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float = named(0.9, "SHARE")
     """Share of the GPU's memory that the engine may take, above 0 and up to 1; only on cuda, and
     without effect on KV pages if kv_cache_memory is set."""
     num_threads: int | None = number(None, 1, 1024)
@@ -261,12 +262,14 @@ def parse_engine_args(
 ) -> tuple[EngineConfig, dict[str, Raw]]:
     """Parses a command line of the engine's settings and the caller's own groups.
 
+    `{heads}` in `description` becomes a command line for each method that has draft models.
     Build the caller's own dataclass from the second value with `settings.build(cls, values)`.
 
     Raises:
         ConfigError: for anything that does not fit.
     """
     groups = [*extra, engine_group()]
+    description = description.replace("{heads}", drafters.examples(prog))
     values = parse_command_line(groups, prog, description, argv, environ)
     return engine_config(values), values
 

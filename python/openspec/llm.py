@@ -28,7 +28,7 @@ from openspec.messages import (
     mean_acceptance_length,
 )
 from openspec.settings.setting import Raw
-from openspec.text.loaded_grammars import LoadedGrammars
+from openspec.text.grammars.loaded_grammars import LoadedGrammars
 from openspec.text.outputs import RequestOutput, RequestOutputProcessor, request_output
 from openspec.text.parsers.reasoning import thinking_of
 from openspec.text.stop_strings import StopStrings
@@ -64,7 +64,8 @@ class LLM:
         self.tokenizer = Tokenizer.from_folder(self.config.model_path)
         self.model_config = model_config.with_eos_token(self.tokenizer.eos_token_id)
         self._core: EngineCore | None = load_engine(self.config, drafter)
-        limits = GrammarLimits.within(available_memory())
+        room = self._core.info.memory_plan["grammar_bytes"]
+        limits = GrammarLimits.within(available_memory(), room)
         self._grammars = LoadedGrammars(
             self._core.grammars, self.tokenizer, self.model_config, limits
         )
@@ -198,6 +199,7 @@ class LLM:
             try:
                 yield
             finally:
+                self._grammars.release()
                 self._user = None
 
     def _processors(

@@ -8,7 +8,8 @@ are defined here and nowhere else:
   depth can be accepted.
 * *Mean acceptance length*: 1 + accepted draft tokens / drafts. The one is the token that the target
   adds itself, so plain decoding has length 1.
-* *Acceptance at position i*: drafts whose token i (of a tree: at depth i) was accepted / drafts.
+* *Acceptance at position i*: drafts whose token i (of a tree: at depth i) was accepted / drafts
+  that reached position i: those with a token there. So a short draft is not a wrong one.
 """
 
 from __future__ import annotations
@@ -216,11 +217,14 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     ends with the grammar, whatever `ignore_eos` and `min_tokens` say."""
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Entry 0 is the token itself, then the best in falling order."""
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Entry 0 is the token itself, then the best in falling order.
 
-    token_ids: list[int]
-    logprobs: list[float]
+    Tuples, which the collector of garbage forgets once it has seen that they hold only numbers.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
     rank: int
 
 
@@ -236,6 +240,9 @@ class SpecCounters(msgspec.Struct, kw_only=True):
     num_final_drafts: int = 0
     """Drafts of which an accepted token ended the answer: no token of the target's own follows."""
     num_accepted_tokens_per_pos: list[int] = msgspec.field(default_factory=list)
+    num_drafts_per_pos: list[int] = msgspec.field(default_factory=list)
+    """Drafts that reached each position. A tree whose step is not reported in detail counts as deep
+    as the number of its tokens and the method allow."""
 
 
 class SpecDecodeStats(SpecCounters, kw_only=True):
@@ -350,10 +357,13 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_pages: int
     method: str
     num_speculative_tokens: int
+    """Drafts that follow each other in a step, at most: a tree's depth."""
     dtype: str
     device: str
     memory_plan: dict[str, int]
     startup_seconds: float
+    max_draft_tokens: int = 0
+    """Drafts of a sequence in a step, at most: a tree's size."""
     num_non_finite_draft_tensors: int = 0
     """Tensors of the draft model with NaN or infinity, which cost drafts."""
     step_times: list[StepTime] = msgspec.field(default_factory=list)
@@ -381,9 +391,9 @@ def mean_acceptance_length(counters: SpecCounters) -> float:
 
 
 def acceptance_per_position(counters: SpecCounters) -> list[float]:
-    """For each draft position the share of drafts accepted there."""
-    num_drafts = max(counters.num_drafts, 1)
-    return [accepted / num_drafts for accepted in counters.num_accepted_tokens_per_pos]
+    """For each position the share accepted of the drafts that reached it; 0 where none did."""
+    pairs = zip(counters.num_accepted_tokens_per_pos, counters.num_drafts_per_pos, strict=False)
+    return [accepted / max(num_drafts, 1) for accepted, num_drafts in pairs]
 
 
 def record_step(counters: SpecCounters, step: StepCounts) -> None:
@@ -396,13 +406,19 @@ def record_step(counters: SpecCounters, step: StepCounts) -> None:
     counters.num_forced_tokens += step.num_forced_tokens
     counters.num_accepted_forced_tokens += step.num_accepted_forced_tokens
     counters.num_final_drafts += step.num_accepted_tokens == step.num_tokens
-    per_pos = counters.num_accepted_tokens_per_pos
     num_positions = min(step.num_draft_tokens, step.depth)
     # A drafter in the place of a method's that makes trees may draft a chain as long as the tree.
     num_positions = max(num_positions, step.num_accepted_tokens)
-    per_pos.extend([0] * (num_positions - len(per_pos)))
-    for position in range(step.num_accepted_tokens):
-        per_pos[position] += 1
+    num_wrong = num_positions - step.num_accepted_tokens
+    _add(counters.num_accepted_tokens_per_pos, [1] * step.num_accepted_tokens + [0] * num_wrong)
+    _add(counters.num_drafts_per_pos, [1] * num_positions)
+
+
+def _add(sums: list[int], more: Sequence[int]) -> None:
+    """Adds position by position; the longer one's positions remain."""
+    sums.extend([0] * (len(more) - len(sums)))
+    for position, count in enumerate(more):
+        sums[position] += count
 
 
 def record_answer_step(stats: SpecDecodeStats, step: StepCounts, is_detailed: bool) -> None:
@@ -422,10 +438,8 @@ def add_counters(total: SpecCounters, parts: Sequence[SpecCounters]) -> None:
         total.num_forced_tokens += part.num_forced_tokens
         total.num_accepted_forced_tokens += part.num_accepted_forced_tokens
         total.num_final_drafts += part.num_final_drafts
-        sums, more = total.num_accepted_tokens_per_pos, part.num_accepted_tokens_per_pos
-        sums.extend([0] * (len(more) - len(sums)))
-        for position, accepted in enumerate(more):
-            sums[position] += accepted
+        _add(total.num_accepted_tokens_per_pos, part.num_accepted_tokens_per_pos)
+        _add(total.num_drafts_per_pos, part.num_drafts_per_pos)
 
 
 def total_stats(parts: Sequence[EngineStats]) -> EngineStats:
@@ -441,17 +455,20 @@ def total_stats(parts: Sequence[EngineStats]) -> EngineStats:
 
 def counters_since(before: SpecCounters, after: SpecCounters) -> SpecDecodeStats:
     """What was counted in between."""
-    old = before.num_accepted_tokens_per_pos
-    old = [*old, *[0] * (len(after.num_accepted_tokens_per_pos) - len(old))]
     return SpecDecodeStats(
         num_drafts=after.num_drafts - before.num_drafts,
         num_draft_tokens=after.num_draft_tokens - before.num_draft_tokens,
         num_accepted_tokens=after.num_accepted_tokens - before.num_accepted_tokens,
         num_final_drafts=after.num_final_drafts - before.num_final_drafts,
-        num_accepted_tokens_per_pos=[
-            now - then for now, then in zip(after.num_accepted_tokens_per_pos, old, strict=True)
-        ],
+        num_accepted_tokens_per_pos=_difference(
+            after.num_accepted_tokens_per_pos, before.num_accepted_tokens_per_pos
+        ),
+        num_drafts_per_pos=_difference(after.num_drafts_per_pos, before.num_drafts_per_pos),
     )
+
+
+def _difference(now: Sequence[int], then: Sequence[int]) -> list[int]:
+    return [a - b for a, b in itertools.zip_longest(now, then, fillvalue=0)]
 
 
 def total_speculation(parts: Sequence[SpecDecodeStats]) -> SpecDecodeStats:

@@ -37,6 +37,14 @@ class StepDetail(msgspec.Struct, array_like=True, gc=False):
     """Of these, for drafting. None: not known; on CUDA as steps timed at the start have it."""
 
 
+def depth_of(draft_parents: Sequence[int]) -> int:
+    """How many drafts of a step follow each other at most."""
+    depths: list[int] = []
+    for parent in draft_parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return max(depths, default=0)
+
+
 def steps_of(steps: Sequence[StepDetail], num_tokens: int) -> list[StepDetail]:
     """The steps of the first tokens that they brought, the last one cut where these end."""
     kept: list[StepDetail] = []

@@ -11,8 +11,9 @@ import tokenizers
 from openspec import _grammar
 from openspec.config import EMBEDDED_MODEL
 from openspec.engine.core.engine_core import EngineCore
-from openspec.grammar.formats import grammar_format, json_of, pattern, source_of
-from openspec.grammar.json_rules import compile_source
+from openspec.grammar.formats import grammar_format, json_of, pattern
+from openspec.grammar.rules.json_rules import compile_format
+from openspec.grammar.schemas.schema import enforceable
 from openspec.messages import SpeculativeOptions
 from openspec.text.vocabulary import spelling_of
 from tests.gates import harness
@@ -84,16 +85,16 @@ def vocabulary() -> _grammar.Vocabulary:
 
 
 def ebnf(rules: str) -> bytes:
-    return compile_source(vocabulary(), source_of(grammar_format(rules, "grammar"), "grammar"))
+    return compile_format(vocabulary(), grammar_format(rules))
 
 
 @cache
 def compiled(kind: str) -> bytes:
     if kind == "json_schema":
-        return compile_source(vocabulary(), source_of(json_of(PERSON_WITH_MOTTO, "line"), kind))
+        return compile_format(vocabulary(), json_of(enforceable(PERSON_WITH_MOTTO), "line"))
     if kind == "regex":
         words = pattern("[A-Z][a-z]{3,8}( [a-z]{2,6}){2,5}[.!]")
-        return compile_source(vocabulary(), source_of(words, kind))
+        return compile_format(vocabulary(), words)
     if kind == "choice":
         days = ("Monday", "Tuesday", "Wednesday", "Thursday", "Monday evening")
         return ebnf("root ::= " + " | ".join(map(json.dumps, days)))

@@ -55,6 +55,15 @@ def path_of(step: StepDetail) -> list[int]:
     return path
 
 
+def num_levels(parents: Sequence[int]) -> int:
+    """How deep a tree is: the most parents on the way from a draft to the root, itself counted."""
+
+    def level(draft: int) -> int:
+        return 0 if draft < 0 else 1 + level(parents[draft])
+
+    return max((level(draft) for draft in range(len(parents))), default=0)
+
+
 def check_step(step: StepDetail) -> None:
     """One step by itself."""
     num_drafts = len(step.draft_token_ids)
@@ -85,6 +94,8 @@ def test_details(drafter_name: str, target_name: str, kind: str, reference: Refe
     settings = drafter_settings(drafter_name, 5)
     settings.setdefault("adaptive_speculation", False)
     core = make_core(**settings, max_num_seqs=4)
+    is_tree = drafter_name in TREES
+    assert (core.info.max_draft_tokens > core.info.num_speculative_tokens) == is_tree
     expected = reference([dataclasses.replace(job, arrives_at=0) for job in jobs(kind, 8)])
     num_accepted, has_branch, has_scores = 0, False, False
     for index, outputs in enumerate(run_detailed(core, batch)):
@@ -115,6 +126,11 @@ def test_details(drafter_name: str, target_name: str, kind: str, reference: Refe
         per_pos = [sum(len(step.accepted) > k for step in steps) for k in range(deepest)]
         assert stats.num_accepted_tokens_per_pos[:deepest] == per_pos
         assert not any(stats.num_accepted_tokens_per_pos[deepest:])
+        depths = [num_levels(step.draft_parents) for step in drafted]
+        reached = [sum(depth > k for depth in depths) for k in range(max(depths, default=0))]
+        assert stats.num_drafts_per_pos[: len(reached)] == reached
+        assert not any(stats.num_drafts_per_pos[len(reached) :])
+        assert max(len(step.draft_token_ids) for step in steps) <= core.info.max_draft_tokens
         num_accepted += sum(per_pos)
     # Others guess what these few answers say by luck only.
     is_lucky = drafter_name in SELECTORS or target_name != EMBEDDED

@@ -7,8 +7,11 @@ within 1e-4 of the largest one, and the very same drafts.
 from __future__ import annotations
 
 import functools
+import json
+from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.golden.engine_runs import (
     Folders,
@@ -145,3 +148,29 @@ def test_verified_trees_teach_the_head(name: str, folders: dict[str, Folders]) -
         if runner.kv_len(slot) > 90:
             break
     assert num_moved > 0
+
+
+@pytest.mark.parametrize("options", [{}, TREE], ids=["chain", "tree"])
+def test_a_head_without_lm_head_drafts_with_the_targets(
+    options: dict[str, int], folders: dict[str, Folders], tmp_path: Path
+) -> None:
+    """As one whose own is the target's, but for one row, does."""
+    target, head = folders["deepspec"]
+    config = json.loads((head / "config.json").read_text())
+    tensors, weights = (load_file(one / "model.safetensors") for one in (head, target))
+    own = weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).clone()
+    own[-1] = 0
+    without = {name: value for name, value in tensors.items() if name != "lm_head.weight"}
+    found = []
+    for name, given in (("own", without | {"lm_head.weight": own}), ("none", without)):
+        (tmp_path / name).mkdir()
+        folder = seeded.write(tmp_path / name, (config, given))
+        runner = make_runner((target, folder), "eagle3", DEPTH, **options)
+        slot, _ = prefill(runner, prompt_of(STORED["deepspec"]))
+        step(runner, slot, 1, NODES if options else DEPTH)
+        found.append((runner.last_drafts(), runner.last_draft_logits()))
+    (drafts, logits), (others, other_logits) = found
+    assert drafts == others and len(drafts[0]) >= DEPTH
+    last = seeded.VOCAB - 1
+    pairs = enumerate(zip(logits, other_logits, strict=True))
+    assert {i % seeded.VOCAB for i, (one, other) in pairs if one != other} == {last}

@@ -34,7 +34,9 @@ class _Sequence:
     def __init__(self, stream: OutputStream, request: EngineRequest, script: list[int]) -> None:
         self.stream, self.request, self.script = stream, request, script
         self.num_done = 0
-        self.spec = SpecDecodeStats(num_accepted_tokens_per_pos=[0] * NUM_DRAFTS)
+        self.spec = SpecDecodeStats(
+            num_accepted_tokens_per_pos=[0] * NUM_DRAFTS, num_drafts_per_pos=[0] * NUM_DRAFTS
+        )
         self.rng = random.Random(0)  # request ids differ from run to run
 
 
@@ -60,9 +62,10 @@ class FakeEngineClient:
             num_pages=max(1024, max_model_len // 16),
             method="ngram",
             num_speculative_tokens=NUM_DRAFTS,
+            max_draft_tokens=NUM_DRAFTS,
             dtype="float32",
             device="cpu",
-            memory_plan={"weights": 1 << 20, "kv_pages": 1 << 22, "scratch": 1 << 16},
+            memory_plan={"weight_bytes": 1 << 20, "grammar_bytes": 1 << 28},
             startup_seconds=0.1,
         )
         self.step_s = step_s
@@ -76,6 +79,7 @@ class FakeEngineClient:
         self.forget()
         self._stats = EngineStats(num_pages=1024, num_free_pages=1024)
         self._stats.num_accepted_tokens_per_pos = [0] * NUM_DRAFTS
+        self._stats.num_drafts_per_pos = [0] * NUM_DRAFTS
         self._running: dict[str, _Sequence] = {}
         self._waiting: dict[str, _Sequence] = {}
         self._work = asyncio.Event()
@@ -267,8 +271,8 @@ class FakeEngineClient:
         best = [*others[: rank - 1], token, *others[rank - 1 :]]
         value = [math.log(0.5 / (place + 1)) for place in range(len(best))]
         return TokenLogprobs(
-            token_ids=[token, *(other % 300 for other in best[:num_top])],
-            logprobs=[value[rank - 1], *value[:num_top]],
+            token_ids=(token, *(other % 300 for other in best[:num_top])),
+            logprobs=(value[rank - 1], *value[:num_top]),
             rank=rank,
         )
 

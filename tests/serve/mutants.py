@@ -177,6 +177,7 @@ ODD_VALUES: list[object] = [
     *([], {}, [[]], [None], [1.5], ["a", 1], {"": ""}, {"a": {"b": [1]}}, [[[[1]]]], [2**70]),
     *(["x"] * 40, [1] * 3000, {str(i): 1 for i in range(50)}, [{}], "\ud800", "a\udfffb"),
 ]
+ODD_VALUES += ['{"a":NaN}', '{"a":1e400}', '{"a":1,"a":2}', '{"a":"\\ud800"}', "[" * 5000]
 ODD_TEXT = [
     "NaN",
     "Infinity",
@@ -271,7 +272,9 @@ async def send(port: int, cases: list[tuple[str, bytes]]) -> tuple[Counter[int],
             status, headers, answer = await asyncio.wait_for(read_answer(reader), PATIENCE_S)
             statuses[status] += 1
             problem = None
-            if status >= 500:
+            if status == 503 and "retry-after" in headers:
+                pass  # a limit is full
+            elif status >= 500:
                 problem = f"status {status}"
             elif status >= 400:
                 error = json.loads(answer)["error"]
@@ -295,6 +298,31 @@ async def send(port: int, cases: list[tuple[str, bytes]]) -> tuple[Counter[int],
 
     await asyncio.gather(*(worker() for _ in range(CONCURRENCY)))
     return statuses, failures
+
+
+async def watch_health(port: int, times: list[float]) -> None:
+    """Notes how long each of many /health takes."""
+    while True:
+        await asyncio.sleep(0.01)
+        started = time.monotonic()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        status, _, _ = await read_answer(reader)
+        assert status == 200
+        times.append(time.monotonic() - started)
+        writer.close()
+
+
+async def send_and_watch(
+    port: int, cases: list[tuple[str, bytes]]
+) -> tuple[Counter[int], list[str], list[float]]:
+    """What `send` returns, and how long /health took meanwhile, in rising order."""
+    times: list[float] = []
+    watching = asyncio.create_task(watch_health(port, times))
+    statuses, failures = await send(port, cases)
+    assert not watching.done(), watching.exception()
+    watching.cancel()
+    return statuses, failures, sorted(times)
 
 
 def check_answers(port: int, num_bodies: int) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from openspec.errors import ConfigError
 from openspec.serve.config import ServeConfig
-from openspec.serve.generation.context import is_authorised
+from openspec.serve.generation.context import key_of
 from tests.serve.conftest import RunningServer
-from tests.serve.waiting import PATIENCE_S
+from tests.serve.waiting import PATIENCE_S, wait_until
 
 KEY, ADMIN = "sk-secret", "sk-admin"
 GUARDED = [
@@ -188,6 +189,46 @@ def test_admin_endpoints_need_the_admin_key(guarded: RunningServer) -> None:
     assert post("/abort_request", json=body, headers=user).status_code == 200
 
 
+def test_a_request_is_aborted_by_its_own_key(start_server) -> None:
+    server = start_server({"step_s": 0.02}, api_key=[KEY, "other"])
+    one, other = ({"authorization": f"Bearer {key}"} for key in (KEY, "other"))
+    body = {"prompt": "a", "max_tokens": 2000, "request_id": "mine"}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.client.post, "/v1/completions", json=body, headers=one)
+        wait_until(lambda: server.context.lifecycle.num_jobs == 1)
+        own_id = next(iter(server.context.lifecycle._jobs))
+        for name in ("mine", own_id):
+            unknown = server.client.post(
+                "/abort_request", json={"request_id": name}, headers=other
+            ).json()
+            assert unknown == {"num_aborted": 0}, "as for an id that nobody has"
+        aborted = server.client.post("/abort_request", json={"request_id": "mine"}, headers=one)
+        assert aborted.json() == {"num_aborted": 1}
+        assert answer.result().json()["choices"][0]["finish_reason"] == "abort"
+
+
+@pytest.mark.parametrize("path", ["/flush_cache", "/ping"])
+def test_pages_of_other_sites_cannot_post(server: RunningServer, start_server, path: str) -> None:
+    own = server.url
+    for headers, expected in (
+        ({}, 200),
+        ({"sec-fetch-site": "cross-site", "origin": "https://evil.example"}, 403),
+        ({"sec-fetch-site": "same-site", "origin": "http://127.0.0.1:9"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-origin", "origin": own}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": own}, 200),
+        ({"content-type": "text/plain", "origin": "https://evil.example"}, 403),
+    ):
+        response = server.client.post(path, headers=headers)
+        assert response.status_code == expected, (headers, response.text)
+    allowed = start_server(allowed_origins=["https://app.example"])
+    headers = {"sec-fetch-site": "cross-site", "origin": "https://app.example"}
+    assert allowed.client.post(path, headers=headers).status_code == 200
+
+
 def test_openai_client_with_a_key(guarded: RunningServer) -> None:
     import openai
 
@@ -297,7 +338,7 @@ def test_smuggled_second_request_is_not_served(guarded: RunningServer) -> None:
 def test_what_is_empty_opens_nothing(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         ServeConfig(**settings).check()
-    assert not is_authorised([(b"authorization", b"Bearer")], [b""])
+    assert key_of([(b"authorization", b"Bearer")], [b""]) is None
 
 
 def test_slow_heads_and_bodies_are_cut_off(start_server) -> None:

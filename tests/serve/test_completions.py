@@ -411,6 +411,7 @@ def test_speculation_statistics(server: RunningServer) -> None:
     assert stats["method"] == "ngram"
     assert stats["num_draft_tokens"] == 4 * stats["num_drafts"]
     assert sum(stats["num_accepted_tokens_per_pos"]) == stats["num_accepted_tokens"]
+    assert stats["num_drafts_per_pos"] == [stats["num_drafts"]] * 4
     histogram = stats["acceptance_histogram"]
     assert len(histogram) == 5 and sum(histogram) == stats["num_spec_steps"] == stats["num_drafts"]
     assert sum(k * n for k, n in enumerate(histogram)) == stats["num_accepted_tokens"]

@@ -16,12 +16,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from openspec.serve.generation.body import MAX_VALUES
+from openspec.text.json_reader import MAX_VALUES
 from openspec.text.worker import RENDER_BYTES
 from tests.serve.real_server import (
     PACKAGE_ROOT,
     RealServer,
     children_of,
+    cpu_s,
     is_running,
     real_server,
     resident_bytes,
@@ -61,9 +62,9 @@ def arguments(model: Path) -> tuple[str, ...]:
 def real(model: Path) -> Iterator[RealServer]:
     with real_server(*arguments(model)) as server:
         yield server
-        worker = worker_of(server)
+        workers = workers_of(server)
         assert server.stop() == 0
-        wait_until(lambda: not is_running(worker))
+        wait_until(lambda: not any(map(is_running, workers)))
         assert "Traceback" not in server.log
 
 
@@ -72,6 +73,7 @@ def workers_of(server: RealServer) -> list[int]:
 
 
 def worker_of(server: RealServer) -> int:
+    """The one that renders, before the first large chat."""
     wait_until(lambda: len(workers_of(server)) == 1)
     return workers_of(server)[0]
 
@@ -133,17 +135,43 @@ def test_a_template_that_asks_for_all_memory(real: RealServer, text: str) -> Non
     assert worker_of(real) == worker
 
 
-def test_a_renderer_that_dies_is_replaced(real: RealServer) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_renderer_that_ends_or_stands_still_is_replaced(real: RealServer, number: int) -> None:
     worker = worker_of(real)
-    with under_way(lambda: chat(real, "sort")) as answer:
-        time.sleep(0.5)
-        os.kill(worker, signal.SIGKILL)
-        assert "process that prepares texts ended" in message(answer(), 500)
-    assert chat(real, "hi").status_code == 200
+    os.kill(worker, signal.SIGSTOP)
+    with under_way(lambda: chat(real, "hi")) as answer:
+        time.sleep(0.3)
+        os.kill(worker, number)
+        assert answer().status_code == 200, "it is sent once more"
+    assert worker_of(real) != worker
     idle = worker_of(real)
     os.kill(idle, signal.SIGKILL)
     wait_until(lambda: not is_running(idle))
     assert chat(real, "hi").status_code == 200
+
+
+def test_a_chat_whose_renderers_end_is_refused_for_now(real: RealServer) -> None:
+    with under_way(lambda: chat(real, "sort")) as answer:
+        for _ in range(2):
+            wait_until(lambda: workers_of(real) and cpu_s(workers_of(real)[0]) > 0.3)
+            ended = worker_of(real)
+            os.kill(ended, signal.SIGKILL)
+            wait_until(lambda pid=ended: not is_running(pid))
+        refusal = answer()
+    assert "process that prepares texts ended" in message(refusal, 503)
+    assert int(refusal.headers["retry-after"]) >= 1
+    assert refusal.json()["error"]["code"] == "text_process_ended"
+    assert chat(real, "hi").status_code == 200
+
+
+def test_who_leaves_does_not_end_the_renderer_of_others(real: RealServer) -> None:
+    worker = worker_of(real)
+    content = "x" * 5000
+    body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
+    for _ in range(20):
+        send(real, "/v1/chat/completions", body).close()
+    assert chat(real, "hi").status_code == 200
+    assert worker_of(real) == worker
 
 
 def test_no_renderer_outlives_the_server(model: Path) -> None:
@@ -195,10 +223,10 @@ def user(text: str) -> dict[str, str]:
 
 def test_encoding_ends_when_its_client_leaves(real: RealServer) -> None:
     body = json.dumps({"prompt": "a b " * (MAX_BODY // 4)}).encode()
-    worker = worker_of(real)
+    renderers = set(workers_of(real))
     sock = send(real, "/tokenize", body)
-    wait_until(lambda: len(workers_of(real)) == 2)
-    encoder = next(pid for pid in workers_of(real) if pid != worker)
+    wait_until(lambda: set(workers_of(real)) - renderers)
+    [encoder] = set(workers_of(real)) - renderers
     wait_until(lambda: resident_bytes(encoder) > 100e6)
     sock.close()
     closed = time.monotonic()

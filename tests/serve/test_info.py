@@ -82,6 +82,7 @@ def test_versions_and_descriptions(server: RunningServer) -> None:
     info = get(server, "/server_info")
     assert info == get(server, "/get_server_info")
     assert info["method"] == "ngram" and info["num_speculative_tokens"] == 4
+    assert info["max_draft_tokens"] == server.engine.info.max_draft_tokens == 4
     assert info["internal_states"][0]["avg_spec_accept_length"] >= 1
     model = get(server, "/model_info")
     assert model == get(server, "/get_model_info")
@@ -164,6 +165,7 @@ def test_every_operation_is_described(server: RunningServer) -> None:
 def test_root_names_the_endpoints(server: RunningServer) -> None:
     answer = get(server, "/")
     assert answer["version"] == openspec.__version__
+    assert answer["pages"] == ["/ui", "/docs"]
     for operation, text in answer["endpoints"].items():
         method, _, path = operation.partition(" ")
         assert text and path in get(server, "/openapi.json")["paths"]

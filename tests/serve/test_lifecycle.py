@@ -157,19 +157,23 @@ def test_budget_of_bodies_under_way(start_server) -> None:
     assert server.client.post("/v1/completions", content=padded, headers=kind).status_code == 200
 
 
-def test_budgets_of_prompt_logprobs_and_allowed_ids(start_server) -> None:
+def test_budgets_of_logprobs_and_allowed_ids(start_server) -> None:
     server = start_server({"step_s": 0.02})
-    server.context.prompt_logprobs.most = 1000
+    server.context.logprobs.most = 1000
     body = {"prompt": [5] * 50, "n": 4, "prompt_logprobs": 3, "max_tokens": 2000}
     sock = post(server, "/v1/completions", body)
-    wait_until(lambda: server.context.prompt_logprobs.taken == 800)
+    wait_until(lambda: server.context.logprobs.taken == 800)
     error = server.error("/v1/completions", 503, **body)
-    assert "800 of 1000 log-probabilities of prompts" in error["message"]
+    assert "800 of 1000 log-probabilities" in error["message"]
     assert server.complete(prompt="a", max_tokens=1)
     error = server.error("/v1/completions", 400, **{**body, "n": 8})
     assert "1600 log-probabilities" in error["message"] and "up to 1000" in error["message"]
     sock.close()
-    wait_until(lambda: server.context.prompt_logprobs.taken == 0)
+    wait_until(lambda: server.context.logprobs.taken == 0)
+    for answers in ({"max_tokens": 126}, {"max_tokens": 63, "n": 2}):
+        error = server.error("/v1/completions", 400, prompt="a", logprobs=7, **answers)
+        assert "1008 log-probabilities" in error["message"]
+    assert server.complete(prompt="a", logprobs=7, max_tokens=125)
 
     server.context.allowed_ids.most = 600
     allowed = {"allowed_token_ids": list(range(300)), "max_tokens": 1}
@@ -323,9 +327,9 @@ def test_large_chats_are_read_in_a_thread(
 ) -> None:
     render_request, threads = chat_prompt._render_request, []
 
-    def noting(request: object) -> bytes:
+    def noting(*arguments: object) -> bytes:
         threads.append(threading.current_thread().name)
-        return render_request(request)
+        return render_request(*arguments)
 
     monkeypatch.setattr(chat_prompt, "_render_request", noting)
     server.client.post(path, json={**body, "max_tokens": 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections import Counter
@@ -169,11 +170,12 @@ def test_token_names_are_unique() -> None:
 
 
 def test_candidates_with_the_same_text_do_not_hide_each_other(server: RunningServer) -> None:
-    from openspec.text.outputs import Logprob
+    from openspec.text.logprobs import Logprob
 
     tokenizer = server.context.tokenizer
     token = server.ids(" three")[0]
     twin = Logprob(-0.25, 1, " three", b" three")
     position = {token: Logprob(-0.5, 2, " three", b" three"), token + 1: twin}
-    result = completion_logprobs(tokenizer, [token], [position], [0], 2, as_ids=False)
-    assert result.top_logprobs == [{" three": -0.5, f"token_id:{token + 1}": -0.25}]
+    result = completion_logprobs(tokenizer, [token], lambda: [position], [0], 2, as_ids=False)
+    tops = json.loads(bytes(result.top_logprobs))
+    assert tops == [{" three": -0.5, f"token_id:{token + 1}": -0.25}]

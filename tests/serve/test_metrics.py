@@ -86,6 +86,8 @@ def test_counts(start_server) -> None:
         assert total(samples, f"{prefix}spec_decode_num_drafts_total") >= stats["num_drafts"]
         per_pos = total(samples, f"{prefix}spec_decode_num_accepted_tokens_per_pos_total")
         assert per_pos == total(samples, f"{prefix}spec_decode_num_accepted_tokens_total")
+        reached = total(samples, "openspec:spec_decode_num_drafts_per_pos_total")
+        assert reached == total(samples, f"{prefix}spec_decode_num_draft_tokens_total")
         assert total(samples, f"{prefix}time_to_first_token_seconds_count") == 3
         num_tokens = total(samples, f"{prefix}generation_tokens_total")
         assert total(samples, f"{prefix}inter_token_latency_seconds_count") <= num_tokens - 3

@@ -72,6 +72,40 @@ def test_tests_run() -> None:
     assert os.access(ROOT / "tests" / "run", os.X_OK)
 
 
+def test_tests_run_says_what_it_left_out(tmp_path: Path) -> None:
+    """On one line, with the commands that run it."""
+    script = (ROOT / "tests" / "run").read_text()
+    functions = [
+        part + "}"
+        for name in ("num_skipped", "print_left_out")
+        for part in re.findall(rf"^({name}\(\) {{.*?)^}}", script, re.M | re.S)
+    ]
+    assert len(functions) == 2
+    log = (
+        "SKIPPED [20] tests/ui/conftest.py:43: needs Playwright\n"
+        "SKIPPED [2] tests/ui/conftest.py:43: needs a browser\n"
+        "SKIPPED [7] tests/gpu/test_logits.py:33: no CUDA: none here\n"
+    )
+    said = {}
+    for part, text in (("all", log), ("full", "9 passed in 3.00s\n")):
+        (tmp_path / "pytest.log").write_text(text)
+        lines = [f"LOGS={shlex.quote(str(tmp_path))} part={part}", *functions, "print_left_out"]
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", "\n".join(lines)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        [said[part]] = done.stdout.splitlines()
+    assert said["all"].startswith("left out: 22 tests in a browser (")
+    assert "; 7 on a GPU (bench/gpu_check.sh); " in said["all"]
+    assert (
+        said["full"] == "left out: real clients and routers (tests/clients/run, tests/routers/run)"
+    )
+    for path in re.findall(r"(?:tests|bench)/[\w./]+", said["all"]):
+        assert (ROOT / path).exists()
+
+
 def test_server_and_request() -> None:
     request = next(line for line in COMMANDS if line.startswith("curl "))
     url, *options = shlex.split(request)[1:]

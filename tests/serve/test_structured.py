@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+import zlib
 from collections.abc import Callable
 
 import httpx
@@ -33,6 +34,11 @@ TAGS = {
         ],
     }
 }
+
+
+def held_bytes(server: RunningServer) -> int:
+    """Of the grammars in the engine, which gets them compressed."""
+    return sum(len(zlib.decompress(data)) for data in server.engine.grammars.values())
 
 
 def grammar_of_last(server: RunningServer) -> str:
@@ -119,6 +125,13 @@ def test_free_answers_have_no_grammar(server: RunningServer) -> None:
             "response_format",
             "additionalProperties",
         ),
+        (TEXT, {"guided_regex": "a", "min_tokens": 3}, "min_tokens", "exclude"),
+        (
+            CHAT,
+            {"tools": [TOOL], "tool_choice": "required", "min_tokens": 3},
+            "min_tokens",
+            "exclude",
+        ),
         (CHAT, {"tool_choice": "required"}, "tool_choice", "needs tools"),
         (CHAT, {"tools": [TOOL, TOOL], "tool_choice": "required"}, "tools", "same name"),
     ],
@@ -138,14 +151,14 @@ def test_equal_grammars_are_loaded_once(start_server: Callable[..., RunningServe
         server.complete(prompt="a", max_tokens=1, guided_json=SCHEMA)
     info = server.client.get("/server_info").json()["structured_outputs"]
     assert len(server.engine.grammars) == info["num_cached"] == 1
-    assert info["num_cached_bytes"] == sum(map(len, server.engine.grammars.values()))
+    assert info["num_cached_bytes"] == held_bytes(server)
     assert info["timeout_s"] == 10
 
 
 def test_the_engine_forgets_with_the_cache(
     start_server: Callable[..., RunningServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = GrammarLimits(timeout_s=10.0, memory=4 << 30, cache_bytes=1 << 20)
+    few = GrammarLimits(timeout_s=10.0, memory=4 << 30, room=4 << 20)
     monkeypatch.setattr(GrammarLimits, "within", lambda *_: few)
     server = start_server()
     for number in range(24):
@@ -155,10 +168,30 @@ def test_the_engine_forgets_with_the_cache(
         }
         server.complete(prompt="a", max_tokens=1, guided_json=schema)
     deadline = time.monotonic() + 10
-    while sum(map(len, server.engine.grammars.values())) > 1 << 20:
+    while held_bytes(server) > 4 << 20:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert 0 < len(server.engine.grammars) < 24
+
+
+def test_what_has_no_room_beside_grammars_in_use_is_told_to_come_again(
+    start_server: Callable[..., RunningServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = GrammarLimits(timeout_s=10.0, memory=4 << 30, room=20_000)
+    monkeypatch.setattr(GrammarLimits, "within", lambda *_: few)
+    server = start_server()
+    for number in range(100):
+        body = {"prompt": "a", "max_tokens": 1, "guided_choice": [f"yes {number}", "no"]}
+        response = server.client.post(TEXT, json=body)
+        if response.status_code == 503:
+            break
+        assert response.status_code == 200, response.text
+        compiler = server.context.grammars._compiler
+        assert compiler is not None
+        for one in list(compiler._kept.values()):
+            compiler.hold(one.grammar)
+    assert response.headers["retry-after"] and "leave no room" in response.text
+    assert held_bytes(server) <= 20_000
 
 
 def large_schema() -> dict:

@@ -77,3 +77,45 @@ def test_drafts_change_nothing(method: str, request: pytest.FixtureRequest) -> N
     assert answers(method) == plain
     assert sum(reason != "length" for *_, reason in plain) >= 0.8 * len(plain)
     assert any(reasoning for _, reasoning, *_ in plain)
+
+
+REPEAT = {"type": "repeat", "min": 10**9, "max": 10**9}
+ENDLESS = [
+    {"grammar": 'root ::= "a" root'},
+    {"grammar": 'root ::= "a" b\nb ::= c b\nc ::= "x"'},
+    {"structural_tag": {"format": {**REPEAT, "content": {"type": "const_string", "value": "a"}}}},
+]
+BANNED = {"prompt": "A", "max_tokens": 9, "guided_json": SCHEMA, "allowed_token_ids": [5, 6]}
+
+
+def test_what_a_grammar_cannot_do_ends_its_request_alone() -> None:
+    with real_server("--port", "0") as server, server.client as client:
+        for asked in ENDLESS:
+            answer = client.post(
+                "/v1/completions", json={"prompt": "A", "structured_outputs": asked}
+            )
+            assert answer.status_code == 400, asked
+        answer = client.post("/v1/completions", json=BANNED)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "grammar_failed"
+        assert "allowed_token_ids or bad_words forbid" in answer.json()["error"]["message"]
+        # Too late for a status: an event of the stream.
+        streamed = client.post("/v1/completions", json={**BANNED, "stream": True})
+        assert "grammar_failed" in streamed.text
+        after = client.post("/v1/completions", json={"prompt": "A", "max_tokens": 3})
+        assert after.status_code == 200
+
+
+@pytest.mark.full
+def test_masks_that_take_too_long_hold_nobody_up() -> None:
+    with real_server("--port", "0") as server, server.client as client:
+        end = client.post("/tokenize", json={"prompt": "<|im_end|>"}).json()["tokens"]
+        slow = {
+            "prompt": "x",
+            "max_tokens": 1000,
+            "structured_outputs": {"grammar": 'root ::= root root | "a" | ""'},
+            "logit_bias": {str(token): -100 for token in end},
+        }
+        answer = client.post("/v1/completions", json=slow, timeout=300)
+        assert answer.status_code == 400
+        assert "make it less ambiguous" in answer.json()["error"]["message"]

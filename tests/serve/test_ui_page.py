@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 
 from openspec.bench import palette
 from openspec.serve.endpoints.ui_page import FOLDER, SCRIPTS
+from openspec.tools.demo import DEFAULT_PROMPT
 from tests.serve.conftest import RunningServer
 
-MAX_BYTES = 60_000
+MAX_BYTES = 80_000
 
 
 def test_one_small_page_that_only_runs_its_own(server: RunningServer) -> None:
@@ -30,6 +32,20 @@ def test_one_small_page_that_only_runs_its_own(server: RunningServer) -> None:
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", response.text
     )
+
+
+def test_the_first_example_is_the_demos() -> None:
+    script = (FOLDER / "main.js").read_text()
+    assert f"  chat: [{json.dumps(DEFAULT_PROMPT)}, " in script
+
+
+def test_each_page_leads_to_the_other(server: RunningServer) -> None:
+    """By addresses that a path prefix leaves alone, and in the same colours."""
+    docs = server.client.get("/docs").text
+    assert '<a href="ui">' in docs and 'href="docs"' in server.client.get("/ui").text
+    style = (FOLDER / "style.css").read_text()
+    for colour in re.findall(r"--(?:paper|card|ink|quiet|line): #\w+;", docs):
+        assert colour in style
 
 
 def test_every_file_is_in_the_page() -> None:

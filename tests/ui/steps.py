@@ -56,11 +56,13 @@ def step_of(tokens: list[str], drafts: list[str] | None = None, **more: object) 
     }
 
 
-def answering(steps: Iterable[dict]) -> Callable:
-    """Puts an answer of these steps in the server's place."""
+def answering(steps: Iterable[dict], deltas: Iterable[dict] | None = None) -> Callable:
+    """Puts an answer of these steps in the server's place; without deltas all is content."""
+    steps = list(steps)
+    deltas = deltas or [{"content": "".join(step["tokens"])} for step in steps]
     events = [
-        {"choices": [{"index": 0, "delta": {"content": "".join(step["tokens"])}, "steps": [step]}]}
-        for step in steps
+        {"choices": [{"index": 0, "delta": delta, "steps": [step]}]}
+        for step, delta in zip(steps, deltas, strict=True)
     ]
     events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
     body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"

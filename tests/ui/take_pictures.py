@@ -10,6 +10,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from openspec.tools.demo import DEFAULT_PROMPT
 from tests.serve.real_server import real_server
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
@@ -17,23 +18,6 @@ IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 NUM_COLOURS = 255
 NUM_RACES = 7
 DESKTOP, PHONE = {"width": 1360, "height": 860}, {"width": 390, "height": 844}
-PROMPT = """Rewrite this code with `start` renamed to `first`:
-
-```python
-def shortest_path(graph, start, goal):
-    queue = [[start]]
-    seen = {start}
-    while queue:
-        path = queue.pop(0)
-        node = path[-1]
-        if node == goal:
-            return path
-        for other in graph.get(node, ()):
-            if other not in seen:
-                seen.add(other)
-                queue.append(path + [other])
-    return None
-```"""
 ARGUMENTS = ("--method", "eagle3", "--method-option=draft_top_k=3", "--num-speculative-tokens", "6")
 
 
@@ -78,7 +62,7 @@ def _open(browser: Browser, url: str, scheme: str, size: dict[str, int]) -> Page
 
 
 def _ask(page: Page) -> None:
-    page.fill("#prompt", PROMPT)
+    page.fill("#prompt", DEFAULT_PROMPT)
     page.press("#prompt", "Enter")
     page.wait_for_selector('#send:text-is("Send")', timeout=60_000)
     page.wait_for_timeout(1500)
@@ -87,8 +71,9 @@ def _ask(page: Page) -> None:
 def _open_tree(page: Page) -> None:
     """The step that drafted a tree and had most of its drafts accepted."""
     found: list[tuple[int, int]] = []
-    num_steps = int(page.locator(".answer .t").last.get_attribute("data-s") or 0) + 1
-    for index in range(num_steps):
+    tokens = page.locator(".answer > .block .t")  # not those of the thinking, which is folded
+    first, last = (int(one.get_attribute("data-s") or 0) for one in (tokens.first, tokens.last))
+    for index in range(first, last + 1):
         page.eval_on_selector(f'.answer .t[data-s="{index}"]', "e => e.click()")
         if "a tree" in page.inner_text("#step-head"):
             num_accepted = page.locator('#step-tree [data-accepted="yes"]').count()

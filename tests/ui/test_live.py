@@ -44,10 +44,12 @@ def test_server_numbers(
                 name, _, part = name.rstrip("}").partition("{")
                 labels = ",".join(['model_name="m"', f'engine="{engine}"', *[part] * bool(part)])
                 lines.append(f"openspec:{name}{{{labels}}} {value}")
-            name = "openspec:spec_decode_num_accepted_tokens_per_pos_total"
-            for position, share in enumerate((9, 6)):
-                labels = f'engine="{engine}",position="{position}"'
-                lines.append(f"{name}{{{labels}}} {share * num_asked}.0")
+            # Of ten drafts eight have a second token, and none a third.
+            for what, counts in (("accepted_tokens", (9, 6, 0)), ("drafts", (10, 8, 0))):
+                for position, count in enumerate(counts):
+                    labels = f'engine="{engine}",position="{position}"'
+                    name = f"openspec:spec_decode_num_{what}_per_pos_total"
+                    lines.append(f"{name}{{{labels}}} {count * num_asked}.0")
         route.fulfill(body="\n".join(lines))
 
     one = visit(scripted.url, setup=lambda page: page.route("**/metrics", answer))
@@ -60,6 +62,6 @@ def test_server_numbers(
     assert (shown["batch"], shown["waiting"]) == ("3", "8")
     assert 0 < float(shown["tokens a second"]) <= 200
     title = one.page.get_attribute("#server-positions svg", "aria-label")
-    assert title is not None and title.endswith("1: 90 percent, 2: 60 percent")
+    assert title is not None and title.endswith("1: 90 percent, 2: 75 percent, 3: none")
     shown_split = one.page.get_attribute("#server-split svg", "aria-label")
     assert shown_split == f"Step time: {split}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +20,13 @@ LONG = "Repeat: one two three four five six seven eight nine ten eleven twelve. 
 STYLES = ["solid", "dashed", "dotted", "double", "wavy", "dotted"]
 
 
+def think_not(visit: Visit) -> None:
+    """What is folded cannot be clicked."""
+    visit.page.click("#more")
+    visit.page.select_option("#thinking", "off")
+    visit.page.click("#more")
+
+
 def test_first_load(visit: Callable[..., Visit], scripted: RunningServer) -> None:
     """Small and soon, by the browser's own clock; the best of three, for others use the machine."""
     best = math.inf
@@ -30,7 +37,7 @@ def test_first_load(visit: Callable[..., Visit], scripted: RunningServer) -> Non
             " return [e.loadEventEnd, e.decodedBodySize]; }"
         )
         best = min(best, entry[0])
-        assert entry[1] < 60_000
+        assert entry[1] < 80_000
     assert best < 300
 
 
@@ -106,6 +113,7 @@ def test_what_a_grammar_forced(visit: Callable[..., Visit], real: RealServer, sc
 def test_the_tree_is_the_apis(visit: Callable[..., Visit], real: RealServer) -> None:
     one = visit(real.url)
     runs = recorded(one)
+    think_not(one)
     one.page.click("#more")
     one.page.fill("#temperature", "1")
     one.ask("Continue this scene: ROMEO: But soft, what light through yonder window breaks?")
@@ -141,60 +149,12 @@ def test_the_tree_is_the_apis(visit: Callable[..., Visit], real: RealServer) -> 
         )
 
 
-def test_race(visit: Callable[..., Visit], real: RealServer) -> None:
-    one = visit(real.url)
-    runs = recorded(one)
-    one.page.click("[data-mode=race]")
-    one.page.click("#more")
-    one.page.fill("#temperature", "0.8")
-    one.page.fill("#max-tokens", "80")
-    one.ask(CODE)
-    assert one.page.inner_text("#identical") == "identical: yes"
-    ids = [[token for step in steps for token in step["token_ids"]] for steps in runs]
-    assert len(ids) == 2 and ids[0] == ids[1]
-    assert all(len(step["token_ids"]) == 1 and not step["draft_tokens"] for step in runs[1])
-    one.page.wait_for_selector('#play:text-is("▶")', timeout=60_000)
-    texts = ["".join(text for text, _, _ in spans(one, f"#race-{lane}")) for lane in "ab"]
-    assert texts[0] == texts[1] == "".join(t for step in runs[0] for t in step["tokens"])
-    # Back to the start, where nothing is shown, and to the middle.
-    one.page.fill("#scrub", "0")
-    one.settle()
-    assert not spans(one, "#race-b")
-    # Between, what each run had by that time, whichever ended sooner.
-    with one.page.expect_download() as download:
-        one.page.click("#save")
-    saved = json.loads(download.value.path().read_text())["turns"][0]["runs"]
-    longest = max(run["seconds"] for run in saved)
-    for place in (100, 500, 900):
-        one.page.fill("#scrub", str(place))
-        one.settle()
-        for lane, run in zip("ab", saved, strict=True):
-            due = [step for step in run["steps"] if step["at"] <= place / 1000 * longest]
-            num_due = sum(len(step["tokens"]) for step in due)
-            assert len(spans(one, f"#race-{lane}")) == num_due
-
-
-def test_race_that_differs(visit: Callable[..., Visit], scripted: RunningServer, tmp_path) -> None:
-    """The comparison can say no: same texts, other ids."""
-    run = {"seconds": 1.0, "finish": "stop", "steps": [step_of(["a", "b"], at=0.5)]}
-    other = {**run, "steps": [step_of(["a", "b"], at=0.5, token_ids=[0, 7])]}
-    turns = [{"asked": "x", "runs": [run, other]}]
-    saved = {"format": "openspec-run-1", "mode": "race", "turns": turns}
-    (tmp_path / "run.json").write_text(json.dumps(saved))
-    one = visit(scripted.url)
-    one.page.set_input_files("#file", tmp_path / "run.json")
-    one.page.wait_for_selector('#identical:text-is("identical: no")')
-    (tmp_path / "broken.json").write_text(json.dumps({**saved, "turns": [{"asked": 1}]}))
-    one.page.set_input_files("#file", tmp_path / "broken.json")
-    one.page.wait_for_selector('#note:has-text("cannot be opened")')
-
-
 def test_keyboard_only(visit: Callable[..., Visit], real: RealServer) -> None:
     one = visit(real.url)
     keyboard = one.page.keyboard
 
     def tab_to(selector: str) -> None:
-        for _ in range(40):
+        for _ in range(150):
             keyboard.press("Tab")
             if one.page.evaluate("s => document.activeElement.matches(s)", selector):
                 return
@@ -209,8 +169,6 @@ def test_keyboard_only(visit: Callable[..., Visit], real: RealServer) -> None:
     tab_to("#max-tokens")
     keyboard.press("Control+A")
     keyboard.type("60")
-    for _ in range(6):
-        keyboard.press("Shift+Tab")
     tab_to("#prompt")
     keyboard.type("Repeat: one two three four five six seven eight nine ten eleven twelve.")
     keyboard.press("Enter")
@@ -279,7 +237,7 @@ def test_hostile_answer_is_text(visit: Callable[..., Visit], scripted: RunningSe
     tags = one.page.eval_on_selector_all(
         ".turn *", "all => [...new Set(all.map((e) => e.tagName))]"
     )
-    assert set(tags) <= {"P", "DIV", "SPAN"}
+    assert set(tags) <= {"P", "DIV", "SPAN", "I", "BUTTON"}
     assert one.page.title() == "openspec"
     assert one.page.inner_text(".asked") == "<b>bold</b>[U+202E]"
     wide = one.page.evaluate("document.documentElement.scrollWidth - innerWidth")
@@ -349,9 +307,10 @@ def test_behind_a_path_prefix(visit: Callable[..., Visit], scripted: RunningServ
 
 def test_phone(visit: Callable[..., Visit], real: RealServer) -> None:
     one = visit(real.url, viewport=PHONE, has_touch=True)
+    think_not(one)
     one.ask(CODE)
     assert one.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-    one.page.locator(".answer .t.d").first.tap()
+    one.page.locator(".answer > .block .t.d").first.tap()
     box = one.page.locator("#step").bounding_box()
     assert box is not None and box["y"] + box["height"] <= PHONE["height"] + 1 and box["y"] > 0
     one.page.locator("#step-close").tap()
@@ -364,3 +323,139 @@ def test_refusals_are_shown(visit: Callable[..., Visit], scripted: RunningServer
     one.page.fill("#temperature", "1000")
     one.ask("hello")
     assert "temperature" in one.page.inner_text("[role=alert]")
+
+
+def test_figures_divide(visit: Callable[..., Visit], real: RealServer) -> None:
+    """Below the answer and beside it: one number of tokens, one time, and their ratio."""
+    one = visit(real.url)
+    one.ask("What comes after Tuesday?")
+    found = re.match(
+        r"([\d,]+) tokens in ([\d,]+) steps · ([\d.]+) s · ([\d,]+) tokens a second",
+        one.page.inner_text(".meta span"),
+    )
+    assert found is not None
+    tokens, steps, seconds, rate = (float(number.replace(",", "")) for number in found.groups())
+    assert rate == pytest.approx(tokens / seconds, rel=0.01, abs=0.51)
+    names = one.page.locator("#answer-numbers dt").all_inner_texts()
+    values = one.page.locator("#answer-numbers dd").all_inner_texts()
+    shown = dict(zip(names, values, strict=True))
+    assert (shown["tokens"], shown["steps"]) == (str(int(tokens)), str(int(steps)))
+    assert shown["tokens a second"] == found[4]
+    assert 0 < float(shown["first token"].split()[0].replace(",", "")) <= 1000 * seconds + 1
+
+
+def test_acceptance_is_of_the_drafts_that_reached_a_position(
+    visit: Callable[..., Visit], scripted: RunningServer
+) -> None:
+    """Three short drafts that are right, a longer one that is wrong at its second token, a tree."""
+    wrong = step_of(["a", "b"], ["a", "x"], accepted=[0])
+    tree = step_of(["a", "b", "c"], ["a", "y", "b"], draft_parents=[-1, -1, 0], accepted=[0, 2])
+    steps = [*[step_of(["a", "b"]) for _ in range(3)], wrong, tree]
+    one = visit(scripted.url, setup=answering(steps))
+    one.ask("x")
+    title = one.page.get_attribute("#positions svg", "aria-label")
+    assert title == "Acceptance by position: 1: 100 percent, 2: 50 percent"
+
+
+def test_no_step_of_an_older_answer(visit: Callable[..., Visit], scripted: RunningServer) -> None:
+    one = visit(scripted.url, setup=answering([step_of(["a", "b"])]))
+    one.ask("x")
+
+    def pick() -> None:
+        one.page.locator(".answer .t").last.click()
+        assert one.page.inner_text("#step-head") and one.page.query_selector("#step-tree svg")
+
+    def is_clear() -> bool:
+        return not (one.page.inner_text("#step-head") or one.page.query_selector("#step-tree svg"))
+
+    pick()
+    one.ask("y")
+    assert is_clear() and one.page.is_visible("#step-hint")
+    pick()
+    one.page.click("[data-mode=completion]")
+    assert is_clear()
+    assert set(one.page.locator("#answer-numbers dd").all_inner_texts()) == {"\u2013", "0"}
+    one.page.click("[data-mode=chat]")
+    pick()
+    one.page.click("#clear")
+    assert is_clear()
+
+
+def test_an_answer_without_drafts_has_no_acceptance_length(
+    visit: Callable[..., Visit], scripted: RunningServer
+) -> None:
+    one = visit(scripted.url, setup=answering([step_of(["a"]), step_of([""])]))
+    one.ask("x")
+    values = one.page.locator("#answer-numbers dd").all_inner_texts()
+    assert values[1:3] == ["\u2013"] * 2
+    # The token that ends an answer says what it is.
+    one.page.locator(".answer .void").hover()
+    assert "the end of the answer" in one.page.inner_text("#tip")
+
+
+def test_line_marks_stand_where_lines_end(
+    visit: Callable[..., Visit], scripted: RunningServer
+) -> None:
+    one = visit(scripted.url, setup=answering([step_of(["):\n    ", "x\n\n"])]))
+    one.ask("x")
+    one.page.check("#show-steps")
+    order = "e => [...e.childNodes].map((n) => n.nodeType === 3 ? n.data : n.className)"
+    first, last = (one.page.locator(".answer .t").nth(at).evaluate(order) for at in (0, 1))
+    assert first == ["):", "nl", "\n", "    "]
+    assert last == ["x", "nl", "\n", "nl", "\n"]
+    assert one.page.eval_on_selector(".nl", "e => getComputedStyle(e, '::before').content") == '"↵"'
+    one.page.uncheck("#show-steps")
+    assert (
+        one.page.eval_on_selector(".nl", "e => getComputedStyle(e, '::before').content") == "none"
+    )
+
+
+def test_words_are_explained(visit: Callable[..., Visit], scripted: RunningServer) -> None:
+    """All of them, by pointer and by keyboard, inside the window."""
+    one = visit(scripted.url)
+    one.page.wait_for_selector("#server-numbers .word")
+    one.page.click("#more")
+    one.page.click("#live summary")
+    names = one.page.eval_on_selector_all("[data-word]", "all => all.map((e) => e.dataset.word)")
+    explained = one.page.evaluate("Object.keys(WORDS)")
+    # Rows are named once a step is shown, and a grammar's tokens where there are some.
+    assert set(names) | {"rows", "forced"} == set(explained)
+    for at in range(len(names)):
+        target = one.page.locator("[data-word]").nth(at)
+        if not target.is_visible():
+            continue
+        target.focus()
+        assert one.page.inner_text("#tip") == one.page.evaluate("w => WORDS[w]", names[at])
+        box = one.page.locator("#tip").bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= 1360
+        assert box["y"] >= 0 and box["y"] + box["height"] <= 860
+        one.page.keyboard.press("Escape")
+        assert not one.page.is_visible("#tip")
+
+
+def test_the_servers_figures_are_in_sight(visit: Callable[..., Visit], real: RealServer) -> None:
+    one = visit(real.url, viewport={"width": 1360, "height": 900})
+    think_not(one)
+    one.ask(LONG)
+    one.page.locator(".answer > .block .t.d").first.click()
+    box = one.page.locator("#server-numbers").bounding_box()
+    assert box["y"] + box["height"] <= one.page.locator("footer").bounding_box()["y"]
+
+
+def test_long_prompts_leave_the_button_as_it_is(
+    visit: Callable[..., Visit], scripted: RunningServer
+) -> None:
+    one = visit(scripted.url)
+    before = one.page.locator("#send").bounding_box()["height"]
+    one.page.fill("#prompt", "line\n" * 12)
+    assert one.page.locator("#prompt").bounding_box()["height"] > 2 * before
+    assert one.page.locator("#send").bounding_box()["height"] == before
+    one.page.press("#prompt", "Enter")
+    one.wait()
+    one.page.fill("#prompt", CODE)
+    one.page.press("#prompt", "Enter")
+    one.wait()
+    asked = one.page.locator(".turn .asked").last
+    assert asked.inner_text() == CODE
+    code = "".join(asked.locator(".mono").all_text_contents())
+    assert code == CODE[CODE.index("```") :]

@@ -121,6 +121,7 @@ class FakeServer:
             "num_draft_tokens": drafts * (self.span - 1),
             "num_accepted_tokens": accepted,
             "num_accepted_tokens_per_pos": [] if is_plain else [drafts] * (self.span - 1),
+            "num_drafts_per_pos": [] if is_plain else [drafts] * (self.span - 1),
         }
         last = {"choices": [], "metrics": {"speculative_decoding": stats}}
         await self.write(writer, self.chunk(f"data: {json.dumps(last)}\n\n"))

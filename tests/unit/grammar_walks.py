@@ -9,8 +9,9 @@ from functools import lru_cache
 
 from openspec import _grammar
 from openspec.config import EMBEDDED_MODEL
-from openspec.grammar.formats import Format, json_of, source_of
-from openspec.grammar.json_rules import compile_source
+from openspec.grammar.formats import Format, json_of
+from openspec.grammar.rules.json_rules import compile_format
+from openspec.grammar.rules.lengths import chars_behind_quote
 from openspec.grammar.schemas.schema import enforceable
 from openspec.text.parsers.message import AnswerForm
 from openspec.text.tokenizer import Tokenizer
@@ -36,7 +37,7 @@ def vocabulary() -> _grammar.Vocabulary:
 
 
 def compiled(format: Format) -> bytes:
-    return compile_source(vocabulary(), source_of(format, "test"))
+    return compile_format(vocabulary(), format, chars_behind_quote(tokens()))
 
 
 def compiled_schema(schema: object) -> bytes:

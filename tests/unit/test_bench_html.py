@@ -44,6 +44,7 @@ def run(workload: str, concurrency: int, method: str, depth: int = 0, **others: 
         "num_draft_tokens": 30 * depth,
         "num_accepted_tokens": 20 * depth,
         "acceptance_per_position": [1 / (1.3 + at) for at in range(depth)],
+        "num_drafts_per_pos": [10 * (depth - at) for at in range(depth)],
         "answers": [f"{at:016x}" for at in range(16)],
     }
     for key in ("ttft_ms", "tpot_ms"):
@@ -190,6 +191,41 @@ def test_numbers_are_the_jsons() -> None:
     } <= places
     sums = {element.attributes["data-sum"]: element.text for element in page.having("data-sum")}
     assert sums == {"same": "320", "total": "320"}
+
+
+def test_what_the_budget_chose_has_names_and_units() -> None:
+    document = full()
+    page = Page(report_page([as_document(document)]))
+    headings = [element.text for element in page.elements if element.tag == "th"]
+    assert headings[-4:] == ["workload", "requests", "draft tokens a step", "steps with drafts"]
+    last = [element for element in page.elements if element.tag == "td"][-4:]
+    assert [cell.text for cell in last] == ["", "32", "2.22", "78%"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "is_clear"), [(0.96, 1.12, False), (1.01, 1.12, True), (0.9, 0.99, True)]
+)
+def test_a_ratio_that_may_be_chance_is_pale(low: float, high: float, is_clear: bool) -> None:
+    drafting = run("chat", 1, "drafting", 3, speedup=1.02, speedup_range=[low, high])
+    document = as_document(content([run("chat", 1, "none"), drafting]))
+    page = Page(report_page([document]))
+    (cell,) = (e for e in page.elements if e.tag == "td" and e.text.startswith("1.02x"))
+    assert cell.attributes["class"] == ("strong" if is_clear else "quiet")
+    tiles = [e.text for e in page.elements if e.attributes.get("class") == "tile"]
+    assert sum("may be chance" in tile for tile in tiles) == (0 if is_clear else 2)
+
+
+def test_shares_say_what_they_are_of() -> None:
+    now, earlier = full(3), full(3)
+    for entry in earlier["runs"]:
+        del entry["num_drafts_per_pos"]
+    documents = [
+        msgspec.structs.replace(as_document(document), name=name)
+        for document, name in ((now, "now"), (earlier, "earlier"))
+    ]
+    assert "It is of the drafts that reached the position" in report_page(documents[:1])
+    assert "It is of all drafts" in report_page(documents[1:])
+    assert "the earlier one's of all drafts" in report_page(documents)
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from openspec.bench.client import Completion
@@ -38,6 +39,7 @@ def completion(
             num_draft_tokens=8,
             num_accepted_tokens=5,
             num_accepted_tokens_per_pos=[2, 2, 1, 0],
+            num_drafts_per_pos=[2, 2, 2, 2],
         ),
     )
 
@@ -87,7 +89,11 @@ def test_acceptance_positions_of_different_lengths() -> None:
     short = Completion(
         0.0,
         speculation=SpecDecodeStats(
-            num_drafts=1, num_draft_tokens=1, num_accepted_tokens=1, num_accepted_tokens_per_pos=[1]
+            num_drafts=1,
+            num_draft_tokens=1,
+            num_accepted_tokens=1,
+            num_accepted_tokens_per_pos=[1],
+            num_drafts_per_pos=[1],
         ),
     )
     long = Completion(
@@ -97,9 +103,10 @@ def test_acceptance_positions_of_different_lengths() -> None:
             num_draft_tokens=3,
             num_accepted_tokens=3,
             num_accepted_tokens_per_pos=[1, 1, 1],
+            num_drafts_per_pos=[1, 1, 1],
         ),
     )
-    assert acceptance_per_position(speculation_of([short, long])) == [1.0, 0.5, 0.5]
+    assert acceptance_per_position(speculation_of([short, long])) == [1.0, 1.0, 1.0]
 
 
 def test_speedup_pairs_the_turns() -> None:
@@ -149,7 +156,20 @@ def test_table_shows_speed_and_equality() -> None:
     identity = total_identity(reports)
     assert render_identity(identity, []) == "1/1 identical to plain"
     assert "Accepted by position, copying, repeat c=4" in render_positions(runs_of(reports))
-    assert "100.0%" in render_positions(runs_of(reports))
+    lines = [line.split() for line in render_positions(runs_of(reports)).splitlines()[1:5]]
+    assert [(line[0], *line[-3:]) for line in lines] == [
+        ("1", "100.0%", "of", "4"),
+        ("2", "100.0%", "of", "4"),
+        ("3", "50.0%", "of", "4"),
+        ("4", "0.0%", "of", "4"),
+    ]
+
+
+def test_bars_of_earlier_files_say_what_they_are_of() -> None:
+    (run,) = (run for run in runs_of(reports_of([1, 2, 3])) if run.num_drafts and run.speedup == 2)
+    assert "c=4, of the drafts that reached it:" in render_positions([run])
+    earlier = msgspec.structs.replace(run, num_drafts_per_pos=[])
+    assert "c=4, of the drafts:" in render_positions([earlier])
 
 
 def test_table_hides_the_speed_of_wrong_text() -> None:

@@ -42,8 +42,16 @@ def test_interleaved_run(
         monkeypatch.setattr(f"openspec.bench.{module}.perf_counter", lambda: server.clock_s)
     out = tmp_path / "out.json"
     status = bench(server, "--workload=repeat,random", "--concurrency=1,3", f"--json={out}")
-    printed = capsys.readouterr().out
+    printed, progress = capsys.readouterr()
     assert status == 0
+    assert "4 cells of 4 runs" in printed and "a / b: median / 99th percentile." in printed
+    # Beyond a terminal a line for each cell, without speeds.
+    cells = ("repeat c=1", "repeat c=3", "random c=1", "random c=3")
+    lines = [line.partition("; next ") for line in progress.splitlines()]
+    assert [cell for _, _, cell in lines] == list(cells)
+    assert [line.split(" in ")[0] for line, _, _ in lines] == [
+        f"{done} of 144 requests" for done in (0, 24, 72, 96)
+    ]
     assert "36/36 identical to plain" in printed
     assert "Accepted by position" in printed
     document = json.loads(out.read_text())

@@ -5,25 +5,27 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
+from typing import Any
 
 import jsonschema
 import pytest
 
 from openspec import _grammar
 from openspec.errors import RequestError
-from openspec.grammar.formats import Format
-from openspec.grammar.json_rules import compile_source
 from openspec.grammar.schemas.schema import enforceable
 from openspec.messages import StructuredOutputs
-from openspec.text.answer_grammar import GrammarTool, ToolUse, answer_source, content_format
-from openspec.text.parsers.call_grammars import (
+from openspec.text.grammars.answer_grammar import answer_format
+from openspec.text.grammars.call_grammars import (
     NO_ARGUMENTS,
     CallRule,
     calls_format,
     text_or_calls_format,
 )
+from openspec.text.grammars.demand import CallDemand, Demand, ToolDemand, chat_demand
 from openspec.text.parsers.message import AnswerForm, MessageParser
 from openspec.text.parsers.pieces import CallArguments, CallStart, Content, Reasoning
+from openspec.text.parsers.value_types import types_of_tools, value_types
 from tests.unit.grammar_walks import accepts, answers, compiled, tokenizer, vocabulary, walk
 
 TOOLS = {
@@ -47,7 +49,13 @@ TOOLS = {
     "now": {"type": "object", "properties": {}},
     "free": {"type": "object"},
 }
-RULES = [CallRule(name, schema, enforceable(schema)) for name, schema in TOOLS.items()]
+
+
+def rule_of(name: str, schema: dict) -> CallRule:
+    return CallRule(name, value_types(schema), enforceable(schema))
+
+
+RULES = [rule_of(name, schema) for name, schema in TOOLS.items()]
 FORMS = [
     ("hermes", True),
     ("llama3_json", True),
@@ -57,9 +65,17 @@ FORMS = [
 ]
 
 
-def parsed(form: str, text: str, thinking: bool | None = None) -> tuple[list, str, str]:
+def parsed(
+    form: str, text: str, thinking: bool | None = None, tools: dict = TOOLS
+) -> tuple[list, str, str]:
     answer_form = AnswerForm(form, "qwen3", frozenset(), frozenset())
-    parser = MessageParser(tokenizer(), answer_form, thinking=thinking, tools=TOOLS, max_calls=None)
+    parser = MessageParser(
+        tokenizer(),
+        answer_form,
+        thinking=thinking,
+        tools=answer_form.tool_types(tools),
+        max_calls=None,
+    )
     calls: dict[int, list[str]] = {}
     content = reasoning = ""
     for piece in parser.push(text, [], is_last=True):
@@ -93,10 +109,8 @@ def test_guaranteed_calls_parse(form: str, has_names: bool, parallel: bool) -> N
 def test_a_tool_without_parameters_ends(form: str, has_names: bool, parameters: object) -> None:
     """Whatever a model prefers, its call is over within a few characters, and reads as `{}`."""
     arguments = NO_ARGUMENTS if parameters is None else enforceable(CLOSED)
-    data = compiled(
-        calls_format(form, [CallRule("now", parameters, arguments)], has_names=has_names,
-                     parallel=False)
-    )  # fmt: skip
+    rule = CallRule("now", value_types(parameters), arguments)
+    data = compiled(calls_format(form, [rule], has_names=has_names, parallel=False))
     rng = random.Random(3)
     for _ in range(10):
         text = walk(data, rng, 120)
@@ -119,9 +133,122 @@ def text_of_nothing(form: str, text: str) -> str:
 def test_what_bare_text_cannot_enforce_is_refused(value: dict) -> None:
     """In a form that writes bare text, lengths have a limit, and no `<` can come."""
     schema = {"type": "object", "properties": {"a": {"type": "string", **value}}, "required": ["a"]}
-    rule = CallRule("get", schema, enforceable(schema))
-    with pytest.raises(RequestError, match="tools: get: 'a' cannot be enforced"):
+    rule = rule_of("get", schema)
+    with pytest.raises(RequestError, match="get: 'a' cannot be enforced"):
         calls_format("qwen3_coder", [rule], has_names=True, parallel=False)
+
+
+NODE = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
+
+
+def value_of(name: str, **value: object) -> dict:
+    return {"type": "object", "properties": {name: value}, "required": [name]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments"),
+    [
+        # A union that holds itself is its other options.
+        (value_of("a", anyOf=[{"$ref": "#/properties/a"}, {"type": "string"}]), {"a": "x"}),
+        (
+            value_of("a", anyOf=[{"$ref": "#/properties/a"}] * 100 + [{"type": "string"}]),
+            {"a": "x"},
+        ),
+        # Roots that refer or combine.
+        ({"$defs": {"N": NODE}, "$ref": "#/$defs/N"}, {"id": 5}),
+        ({"anyOf": [NODE]}, {"id": 5}),
+        ({"oneOf": [NODE]}, {"id": 5}),
+        ({"allOf": [NODE]}, {"id": 5}),
+        # Values that look like tags, but are none.
+        (value_of("op", enum=["<", "<="]), {"op": "<="}),
+        (value_of("a", type=["string", "null"], enum=["b", None]), {"a": None}),
+        (value_of("a", type="string", minLength=3), {"a": "abc"}),
+    ],
+    ids=str,
+)
+def test_what_xml_calls_can_be(schema: dict, arguments: dict) -> None:
+    data = compiled(
+        calls_format("qwen3_coder", [rule_of("f", schema)], has_names=True, parallel=False)
+    )
+    parameters = "".join(
+        f"<parameter={name}>\n{value if isinstance(value, str) else json.dumps(value)}"
+        "\n</parameter>\n"
+        for name, value in arguments.items()
+    )
+    text = f"<tool_call>\n<function=f>\n{parameters}</function>\n</tool_call>"
+    assert accepts(data, text)
+    [[_, found]] = parsed("qwen3_coder", text, tools={"f": schema})[0]
+    assert json.loads(found) == arguments
+
+
+def test_a_union_that_doubles_by_level_has_few_options() -> None:
+    defs = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)}
+    schema = {
+        **value_of("a", **{"$ref": "#/$defs/a0"}),
+        "$defs": {**defs, "a40": {"type": "string"}},
+    }
+    assert value_types(schema) == {"a": {"string"}}
+    data = compiled(
+        calls_format("qwen3_coder", [rule_of("f", schema)], has_names=True, parallel=False)
+    )
+    for text in answers(data, 4):
+        assert "a" in json.loads(parsed("qwen3_coder", text, tools={"f": schema})[0][0][1])
+
+
+@pytest.mark.parametrize(
+    ("counts", "fewest", "most"),
+    [
+        ({"minProperties": 1}, 1, 5),
+        ({"minProperties": 2}, 2, 5),
+        ({"maxProperties": 1}, 0, 1),
+        ({"minProperties": 2, "maxProperties": 3}, 2, 3),
+        ({"minProperties": 1, "maxProperties": 1, "required": ["c"]}, 1, 1),
+    ],
+    ids=str,
+)
+def test_xml_calls_have_as_many_parameters_as_they_must(
+    counts: dict, fewest: int, most: int
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "integer", "minimum": 1, "maximum": 9} for name in "abcde"},
+        "additionalProperties": False,
+        **counts,
+    }
+    data = compiled(
+        calls_format("qwen3_coder", [rule_of("f", schema)], has_names=True, parallel=False)
+    )
+    seen = set()
+    for text in answers(data, 40):
+        found = json.loads(parsed("qwen3_coder", text, tools={"f": schema})[0][0][1])
+        jsonschema.validate(found, schema)
+        seen.add(len(found))
+    assert fewest in seen and max(seen) <= most
+    for number in range(6):
+        parameters = "".join(f"<parameter={name}>\n1\n</parameter>\n" for name in "abcde"[:number])
+        text = f"<tool_call>\n<function=f>\n{parameters}</function>\n</tool_call>"
+        fits = fewest <= number <= most and "required" not in counts
+        assert accepts(data, text) == fits, text
+
+
+def test_other_parameters_are_texts_where_texts_may_be() -> None:
+    """The parser reads what no schema names as text."""
+    form = {"has_names": True, "parallel": False}
+    call = "<tool_call>\n<function=f>\n<parameter=x>\n5\n</parameter>\n</function>\n</tool_call>"
+    for value, fits in (({"type": "integer"}, False), ({"type": "string"}, True), (True, True)):
+        rule = rule_of("f", {"type": "object", "additionalProperties": value})
+        assert accepts(compiled(calls_format("qwen3_coder", [rule], **form)), call) == fits
+
+
+def test_value_types_take_few_steps() -> None:
+    """However often schemas refer to one another, and however many are listed."""
+    listed = [{"$ref": "#/properties/a"}] * 250 + [{"type": "string"}]
+    many = {f"p{i}": {"$ref": "#/properties/a"} for i in range(2000)}
+    schema = {"properties": {"a": {"anyOf": listed}, **many}}
+    start = time.thread_time()
+    found = types_of_tools(dict.fromkeys("fgh", schema))
+    assert time.thread_time() - start < 0.5
+    assert found["f"]["a"] == {"string"}
 
 
 SETTING = {
@@ -135,7 +262,7 @@ SETTING = {
 @pytest.mark.parametrize(("form", "has_names"), FORMS)
 def test_required_arguments_are_never_left_out(form: str, has_names: bool) -> None:
     """Neither as nothing, nor as an empty object, nor one by one."""
-    rule = CallRule("get", SETTING, enforceable(SETTING))
+    rule = rule_of("get", SETTING)
     data = compiled(calls_format(form, [rule], has_names=has_names, parallel=False))
     whole = min(answers(data, 16), key=len)
     [[name, arguments]] = parsed(form, whole)[0]
@@ -174,19 +301,25 @@ def test_free_text_until_a_call_begins(form: str) -> None:
 
 FORM = AnswerForm.of(tokenizer(), "auto", "auto")
 OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-CONTENT = content_format(StructuredOutputs(json=OBJECT), "x")
+CONTENT = StructuredOutputs(json=OBJECT)
 
 
-def source(
-    content: Format | None, choice: str | None, thinking: bool | None, **strict: bool
-) -> str | None:
-    tools = [GrammarTool("now", {**OBJECT, "additionalProperties": False}, strict.get("strict"))]
-    use = None if choice is None else ToolUse(tools, choice, parallel=True)
-    return answer_source(FORM, thinking, content, use, "response_format")
+def demand(
+    content: StructuredOutputs | None, choice: str | None, thinking: bool | None, **fields: bool
+) -> Demand | None:
+    tool = ToolDemand(name="now", parameters={**OBJECT, "additionalProperties": False}, **fields)
+    calls = CallDemand(tools=[tool], must_come=choice != "auto", parallel=choice != "named")
+    return chat_demand(FORM, thinking, content, None if choice is None else calls)
+
+
+def compiled_demand(*given: Any) -> bytes:
+    wanted = demand(*given)
+    assert wanted is not None
+    return compiled(answer_format(wanted))
 
 
 def test_thinking_then_calls_then_content() -> None:
-    data = compile_source(vocabulary(), source(CONTENT, "auto", True) or "")
+    data = compiled_demand(CONTENT, "auto", True)
     rng = random.Random(1)
     for _ in range(20):
         text = walk(data, rng, 300)
@@ -218,23 +351,29 @@ def test_thinking_then_calls_then_content() -> None:
     ],
 )
 def test_content_after_thinking(thinking: bool | None, text: str, fits: bool) -> None:
-    data = compile_source(vocabulary(), source(CONTENT, None, thinking) or "")
+    data = compiled_demand(CONTENT, None, thinking)
     matcher = _grammar.Matcher(vocabulary(), data)
     ids = tokenizer().encode(text, parse_special=True)
     assert (all(map(matcher.accept, ids)) and matcher.accept(4074)) == fits
 
 
 def test_when_calls_are_free() -> None:
-    assert source(None, "auto", None) is None
-    assert source(None, "auto", None, strict=True) is not None
+    assert demand(None, "auto", None) is None
+    assert demand(None, "auto", None, strict=True) is not None
     for choice in ("required", "named"):
-        assert source(None, choice, None) != source(None, choice, None, strict=False)
+        kept, free = (demand(None, choice, None, free=free) for free in (False, True))
+        assert kept is not None and free is not None
+        assert answer_format(kept) != answer_format(free)
 
 
 def test_tools_that_cannot_be_enforced() -> None:
-    tools = [GrammarTool("f", {"type": "object", "properties": {"a": {"not": {}}}}, None)]
-    with pytest.raises(RequestError, match=re.escape("tools: f: #/properties/a/not")) as caught:
-        answer_source(FORM, None, None, ToolUse(tools, "required", True), "x")
-    assert "strict: false" in str(caught.value)
-    free = [GrammarTool("f", tools[0].parameters, False)]
-    assert answer_source(FORM, None, None, ToolUse(free, "required", True), "x") is not None
+    schema = {"type": "object", "properties": {"a": {"not": {}}}}
+
+    def asked(**fields: bool) -> Demand:
+        tools = [ToolDemand(name="f", parameters=schema, **fields)]
+        return Demand(calls=CallDemand(tools=tools, must_come=True, parallel=True), form="hermes")
+
+    with pytest.raises(RequestError, match=re.escape("f: #/properties/a/not")) as caught:
+        answer_format(asked())
+    assert "strict: false" in str(caught.value) and caught.value.param == "tools"
+    assert answer_format(asked(free=True))

@@ -23,6 +23,7 @@ from openspec.text.parsers.pieces import (
     Piece,
 )
 from openspec.text.parsers.reader import MAX_HEAD_CHARS
+from openspec.text.parsers.value_types import types_of_tools
 from tests.unit.examples import examples
 
 TOOLS = {
@@ -41,6 +42,7 @@ TOOLS = {
     },
     "now": {"type": "object", "properties": {}},
 }
+TYPES = types_of_tools(TOOLS)
 Said = list[str | tuple[str, str]]
 """Content as texts, calls as name and arguments."""
 
@@ -74,7 +76,7 @@ def joined(pieces: list[Piece]) -> Said:
 
 
 def parse(form: str, pieces: list[str]) -> Said:
-    parser = CALL_PARSERS[form](TOOLS)
+    parser = CALL_PARSERS[form](TYPES)
     found = [piece for text in pieces for piece in parser.push(text)]
     return joined(found + parser.push("", is_last=True))
 
@@ -228,7 +230,7 @@ def test_mistral(text: str, expected: Said | tuple[str, str] | None) -> None:
 
 
 def test_mistrals_ids_fit_its_templates() -> None:
-    pieces = CALL_PARSERS["mistral"](TOOLS).push(f"{M}[{ADD}, {ADD}]", is_last=True)
+    pieces = CALL_PARSERS["mistral"](TYPES).push(f"{M}[{ADD}, {ADD}]", is_last=True)
     ids = [piece.call_id for piece in pieces if isinstance(piece, CallStart)]
     assert len(set(ids)) == 2 and all(re.fullmatch("[a-zA-Z0-9]{9}", call_id) for call_id in ids)
 
@@ -377,7 +379,7 @@ def test_a_token_costs_the_same_late_in_an_answer(
         text = make(form, size)
         best = 1e9
         for _ in range(3):
-            parser: CallParser = CALL_PARSERS[form](TOOLS)
+            parser: CallParser = CALL_PARSERS[form](TYPES)
             begun = time.process_time()
             for start in range(0, len(text), 4):
                 parser.push(text[start : start + 4])
@@ -392,7 +394,7 @@ def test_a_token_costs_the_same_late_in_an_answer(
 def test_arguments_go_out_as_they_come() -> None:
     for form in ("hermes", "mistral", "llama3_json", "qwen3_coder"):
         text = long_answer(form, 4000)
-        parser, num_out = CALL_PARSERS[form](TOOLS), 0
+        parser, num_out = CALL_PARSERS[form](TYPES), 0
         for start in range(0, len(text), 8):
             for piece in parser.push(text[start : start + 8]):
                 num_out += len(piece.text) if isinstance(piece, CallArguments) else 0

@@ -119,10 +119,18 @@ def result(token_ids: list[int], wall_s: float) -> LoadResult:
 def test_figures() -> None:
     lines = figures_of_demo([result([1] * 8, 2.0)], [result([1] * 8, 1.0)], True)
     assert lines == [
-        "8 tokens at 8 tok/s, acceptance rate 75%, mean acceptance length 4.00, "
-        "2.00x plain decoding (4 tok/s), identical to plain decoding: yes",
-        "8 drafted, 6 accepted, 2.00 times plain",
+        "8 tokens at 8 tok/s, 2.00x plain decoding (4 tok/s), identical to plain decoding: yes",
+        "8 drafted, 6 accepted: acceptance rate 75%, mean acceptance length 4.00 tokens a step",
     ]
+
+
+def test_no_ratio_without_drafts() -> None:
+    """It would be the noise of the machine."""
+    plain, drafted = result([1] * 8, 1.0), result([1] * 8, 2.0)
+    drafted.completions[0].speculation = SpecDecodeStats()
+    lines = figures_of_demo([plain], [drafted], True)
+    assert lines[0] == "8 tokens at 4 tok/s, identical to plain decoding: yes"
+    assert lines[1].startswith("0 drafted") and "plain" not in lines[1]
 
 
 def test_no_speed_for_a_different_text() -> None:

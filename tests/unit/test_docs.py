@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from bench import make_tables
 
-from openspec.config import parse_engine_args
+from openspec.bench.bench_config import BenchConfig
+from openspec.config import engine_group, parse_engine_args
 from openspec.serve.config import ServeConfig
 from openspec.serve.server.app import PUBLIC_PATHS, ROUTES
+from openspec.settings.command_line import parse_command_line
 from openspec.settings.setting import build, group_of
+from openspec.tools.doctor import DoctorConfig
 from tests import prose
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -198,3 +206,93 @@ def test_the_tests_that_a_page_names_exist() -> None:
     for file, test in named:
         sources = [path.read_text() for path in (ROOT / "tests").rglob(file)]
         assert any(f"def {test}(" in source for source in sources), f"{file}::{test}"
+
+
+def test_the_images_start_the_server_and_take_the_sources_they_need() -> None:
+    """What a linter cannot see: the module, the versions that are tested, what is left out."""
+    text = (ROOT / "Dockerfile").read_text()
+    entries = re.findall(r"^ENTRYPOINT (\[.*\])$", text, re.M)
+    for entry in entries:
+        command = json.loads(entry)
+        assert command[:3] == ["python", "-m", "openspec.serve"]
+        parse_engine_args("test", "", command[3:], [group_of("server", ServeConfig)], environ={})
+    assert len(entries) == len(re.findall(r"^FROM \S+ AS (?:cpu|cuda)$", text, re.M)) == 2
+    tested = [
+        re.findall(r"torch==([\d.]+)", (ROOT / file).read_text())[0]
+        for file in ("tests/run", ".ci/run")
+    ]
+    assert re.findall(r"^ARG TORCH=(.*)$", text, re.M) == tested
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    kept = {"csrc", "python", "third_party", "CMakeLists.txt", "pyproject.toml", "README.md"}
+    assert not kept & {*ignored} and {".git", "build", "**/*.so"} <= {*ignored}
+
+
+def test_nobody_is_told_to_install_another_projects_package() -> None:
+    """The name on PyPI is another project's; extras come from the checkout."""
+    pattern = r"pip3? install (-[^ ]+ )*[\"']?openspec([]\"' [`]|$)"
+    git = ["git", "grep", "-nE", pattern, "--", ":!docs/notes", ":!tests/unit/test_docs.py"]
+    told = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    wrong = [line for line in told.splitlines() if not re.search("[Nn]ever|Do not", line)]
+    assert not wrong
+    for page in ("README.md", "docs/quickstart.md", "docs/scale.md"):
+        assert "another project's" in (ROOT / page).read_text()
+
+
+PROGRAMS = sorted(
+    {
+        name
+        for page in [*DOCS.glob("*.md"), ROOT / "README.md"]
+        for name in re.findall(r"python -m (bench\.[a-z_]+)", page.read_text())
+    }
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_says_what_it_needs(program: str) -> None:
+    """After the README's install alone, without the tools of developers."""
+    absent = ("httpx", "jsonschema", "hypothesis", "openai", "pytest", "transformers", "zmq")
+    code = (
+        f"import runpy, sys; sys.modules.update(dict.fromkeys({absent})); "
+        f"sys.argv = [{program!r}, '--help']; runpy.run_module({program!r}, run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 2) or re.search(r"needs (\w+): pip install \1", done.stderr)
+
+
+def command_lines(page: Path) -> list[tuple[str, list[str]]]:
+    """(command, arguments) of the page's shell blocks, with lines joined as a shell would."""
+    blocks = re.findall(r"^```(?:sh|console)\n(.*?)^```$", page.read_text(), re.M | re.S)
+    text = re.sub(r"\\\n\s*", " ", "".join(blocks))
+    text = re.sub(r"'[^']*'", lambda quoted: quoted[0].replace("\n", " "), text)
+    found = re.findall(r"python -m openspec\.(serve|bench|doctor)\b(.*)", text)
+    return [(command, shlex.split(rest, comments=True)) for command, rest in found]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.parent != DOCS / "notes" and command_lines(page)],
+    ids=relative,
+)
+def test_command_lines_have_the_flags_that_there_are(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("server.yaml").touch()  # which a page writes about
+    own = {"serve": ServeConfig, "bench": BenchConfig, "doctor": DoctorConfig}
+    for command, arguments in command_lines(page):
+        groups = [group_of(command, own[command]), engine_group()]
+        parse_command_line(groups, command, "", arguments, environ={})
+
+
+def test_command_lines_are_found() -> None:
+    counts = [len(command_lines(DOCS / name)) for name in ("your_model.md", "serving.md")]
+    assert min(counts) >= 4

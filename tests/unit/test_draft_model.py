@@ -11,8 +11,10 @@ import pytest
 
 from openspec.checkpoint.draft_model import open_draft_checkpoint
 from openspec.checkpoint.weights import DraftModel, load_weights
+from openspec.config import config_from_settings
 from openspec.drafters import register_drafter, unregister_drafter
 from openspec.drafters.spec import DrafterOption, DrafterSpec
+from openspec.engine.load import load_engine
 from openspec.errors import ConfigError, EngineError
 from openspec.specs.head import HeadSpec
 from openspec.specs.runner import RunnerConfig
@@ -230,3 +232,26 @@ def test_engine_loads_it(
         assert parts[-1] is None  # what drafts nothing needs no draft model
     finally:
         unregister_drafter("guess")
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_said"),
+    [
+        ({"max_model_len": 2048}, True),
+        ({"max_model_len": 1024}, False),
+        ({"max_model_len": 2048, "method_options": {"draft_window": 64}}, False),
+    ],
+)
+@pytest.mark.parametrize("method", ["dflash", "dspark", "eagle3"])
+def test_the_start_suggests_a_window(
+    caplog: pytest.LogCaptureFixture, method: str, settings: dict[str, Any], is_said: bool
+) -> None:
+    """For texts longer than those that the head was trained on."""
+    with caplog.at_level(logging.INFO):
+        load_engine(
+            config_from_settings(
+                {"method": method, "num_threads": 1, "adaptive_speculation": False, **settings}
+            )
+        )
+    said = "trained on 1024 tokens; --method-option draft_window=256 suggested"
+    assert (said in caplog.text) == is_said

@@ -22,6 +22,7 @@ from openspec.errors import ConfigError
 from openspec.specs.head import HeadSpec
 from openspec.specs.layers import AttentionSpec, DenseMlpSpec, LayerSpec
 from tests.heads.stubs import (
+    COPY,
     DRAFT_VOCAB,
     HEAD_DIM,
     HIDDEN,
@@ -342,6 +343,55 @@ def test_token_map_of_short_integers_without_a_mask(target: ModelConfig, tmp_pat
     del tensors["t2d"]
     tensors["d2t"] = vector("I32", OFFSETS)
     assert read(target, write_draft(tmp_path / "d", config, tensors)).head.has_token_map
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_a_token_map_of_zeros_means_the_first_ids(
+    target: ModelConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture, has_mask: bool
+) -> None:
+    config, tensors = classic()
+    tensors["d2t"] = vector("I64", [0] * DRAFT_VOCAB)
+    if not has_mask:
+        del tensors["t2d"]
+    assert read(target, write_draft(tmp_path / "d", config, tensors)).head.has_token_map
+    num_marked = sum(token < DRAFT_VOCAB for token in IDS)
+    said = f"ids 0 to {DRAFT_VOCAB - 1}, of which t2d does not mark {DRAFT_VOCAB - num_marked}"
+    assert (said in caplog.text) == has_mask
+
+
+def test_offsets_that_repeat_are_no_ids(target: ModelConfig, tmp_path: Path) -> None:
+    """Though each of them is an id that t2d marks."""
+    config, tensors = classic()
+    tensors["d2t"] = vector("I64", [IDS[0]] * DRAFT_VOCAB)
+    with pytest.raises(ConfigError, match="d2t and t2d are of different heads"):
+        read(target, write_draft(tmp_path / "d", config, tensors))
+
+
+def test_a_head_without_lm_head(target: ModelConfig, tmp_path: Path) -> None:
+    """The target's serves one that knows all tokens."""
+    config, tensors = deepspec()
+    del tensors["lm_head.weight"]
+    model = read(target, write_draft(tmp_path / "whole", config, tensors))
+    assert model.head.has_head is False and "lm_head.weight" not in model.tensor_names
+    assert any("head: the target's, 160 of 160" in line for line in model.details)
+    for make in (classic, speculators):
+        config, tensors = make()
+        del tensors["lm_head.weight"]
+        folder = write_draft(tmp_path / make.__name__, config, tensors)
+        with pytest.raises(ConfigError, match=r"missing tensor lm_head\..*: the head knows 40"):
+            read(target, folder)
+
+
+@pytest.mark.parametrize(("is_tied", "has_head"), [(True, False), (False, True)])
+def test_a_copy_of_the_targets_head_is_not_loaded(
+    tmp_path: Path, is_tied: bool, has_head: bool
+) -> None:
+    """A copy of the embedding is one only where the target's head is its embedding."""
+    target = write_target(tmp_path / "target", tie_word_embeddings=is_tied)
+    config, tensors = deepspec()
+    tensors["lm_head.weight"] = tensor("BF16", [VOCAB, HIDDEN], COPY)
+    model = read(target, write_draft(tmp_path / "draft", config, tensors))
+    assert model.head.has_head is has_head
 
 
 def test_folders_that_are_no_head(target: ModelConfig, tmp_path: Path) -> None:

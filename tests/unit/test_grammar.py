@@ -11,8 +11,9 @@ import jsonschema_rs
 import pytest
 
 from openspec import _grammar
-from openspec.grammar.formats import ANY_OBJECT, Format, json_of, pattern, source_of
-from openspec.grammar.json_rules import compile_source
+from openspec.grammar.formats import ANY_OBJECT, Format, json_of, pattern
+from openspec.grammar.rules.json_rules import compile_format
+from openspec.grammar.schemas.schema import enforceable
 
 END = 256
 TOKENS = [bytes([byte]) for byte in range(256)] + [b"", b'{"', b"name", b'": "', b'"}', b""]
@@ -34,7 +35,7 @@ def ebnf(rules: str) -> Format:
 
 
 def compiled(vocabulary: _grammar.Vocabulary, format: Format) -> bytes:
-    return compile_source(vocabulary, source_of(format, "format"))
+    return compile_format(vocabulary, format)
 
 
 def accepts(vocabulary: _grammar.Vocabulary, data: bytes, text: bytes) -> bool:
@@ -57,7 +58,7 @@ def test_loads_without_torch() -> None:
 @pytest.mark.parametrize(
     ("format", "good", "bad"),
     [
-        (json_of(SCHEMA), b'{ "name": "a{b" }', b'{"name": 1}'),
+        (json_of(enforceable(SCHEMA)), b'{ "name": "a{b" }', b'{"name": 1}'),
         (json_of(ANY_OBJECT), b'{"a": [1, null]}', b"[1]"),
         (pattern("a(bc)*[0-9]{2}"), b"abcbc07", b"ab07"),
         (ebnf('root ::= "yes" | "no"'), b"no", b"maybe"),
@@ -65,7 +66,13 @@ def test_loads_without_torch() -> None:
             {
                 "type": "triggered_tags",
                 "triggers": ["<t>"],
-                "tags": [{"begin": "<t>", "content": json_of({"type": "integer"}), "end": "</t>"}],
+                "tags": [
+                    {
+                        "begin": "<t>",
+                        "content": json_of(enforceable({"type": "integer"})),
+                        "end": "</t>",
+                    }
+                ],
             },
             b"so <t>42</t>.",
             b"so <t>x</t>",
@@ -93,7 +100,7 @@ def test_answers_validate(vocabulary: _grammar.Vocabulary) -> None:
         "required": ["id", "kind"],
         "additionalProperties": False,
     }
-    data = compiled(vocabulary, json_of(schema, "line"))
+    data = compiled(vocabulary, json_of(enforceable(schema), "line"))
     for seed in range(30):
         matcher = _grammar.Matcher(vocabulary, data)
         text = b""
@@ -145,7 +152,6 @@ def test_ids_without_bytes_are_never_allowed(vocabulary: _grammar.Vocabulary) ->
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda v: compiled(v, json_of({"type": "foo"})), 'Unsupported type "foo"'),
         (lambda v: _grammar.compile_structural_tag(v, "{"), "JSON"),
         (lambda v: compiled(v, pattern("a(b")), "parenthesis is not closed"),
         (lambda v: compiled(v, ebnf("root ::= foo")), 'Rule "foo" is not defined'),

@@ -423,7 +423,7 @@ def test_without_pyzmq(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ConfigError, match=r"pip install 'openspec\[kv-events\]'"):
+    with pytest.raises(ConfigError, match=r'pip install "\.\[kv-events\]"'):
         publisher()
 
 

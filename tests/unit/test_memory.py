@@ -50,7 +50,7 @@ def test_no_more_than_useful() -> None:
     assert plan.max_model_len == 100
     assert plan.total_bytes == sum(
         plan.as_dict()[name]
-        for name in ("weight_bytes", "scratch_bytes", "drafter_bytes", "kv_bytes")
+        for name in ("weight_bytes", "scratch_bytes", "drafter_bytes", "kv_bytes", "grammar_bytes")
     )
     assert "28 pages, 448 tokens" in plan.describe() and "states" not in plan.describe()
 

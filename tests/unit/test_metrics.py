@@ -12,6 +12,7 @@ from openspec.messages import (
     acceptance_per_position,
     acceptance_rate,
     add_counters,
+    counters_since,
     mean_acceptance_length,
     record_step,
 )
@@ -24,7 +25,19 @@ def test_definitions() -> None:
     record_step(stats, StepCounts(1, 2, 0, 2))
     assert acceptance_rate(stats) == 3 / 6
     assert mean_acceptance_length(stats) == 1 + 3 / 2
-    assert acceptance_per_position(stats) == [0.5, 0.5, 0.5, 0.0]
+    assert stats.num_drafts_per_pos == [2, 2, 1, 1]
+    assert acceptance_per_position(stats) == [0.5, 0.5, 1.0, 0.0]
+
+
+def test_short_drafts_are_not_wrong_ones() -> None:
+    """As with a budget that grants one token at most steps: all are right, so all shares are 1."""
+    stats = SpecDecodeStats()
+    for length in (1, 1, 1, 1, 3):
+        record_step(stats, StepCounts(length + 1, length, length, length))
+    assert acceptance_rate(stats) == 1.0
+    assert acceptance_per_position(stats) == [1.0, 1.0, 1.0]
+    shares = zip(acceptance_per_position(stats), stats.num_drafts_per_pos, strict=True)
+    assert sum(share * count for share, count in shares) == stats.num_accepted_tokens
 
 
 def test_an_accepted_end_has_no_token_after_it() -> None:
@@ -38,8 +51,10 @@ def test_a_tree_has_fewer_positions_than_drafts() -> None:
     stats = SpecDecodeStats()
     record_step(stats, StepCounts(3, 15, 2, 4))
     assert (stats.num_draft_tokens, stats.num_accepted_tokens_per_pos) == (15, [1, 1, 0, 0])
+    assert stats.num_drafts_per_pos == [1, 1, 1, 1]
     record_step(stats, StepCounts(7, 15, 6, 4))  # a chain where trees were expected
     assert stats.num_accepted_tokens_per_pos == [2, 2, 1, 1, 1, 1]
+    assert stats.num_drafts_per_pos == [2, 2, 2, 2, 1, 1]
 
 
 def test_add_counters() -> None:
@@ -52,7 +67,10 @@ def test_add_counters() -> None:
         num_draft_tokens=4,
         num_accepted_tokens=3,
         num_accepted_tokens_per_pos=[2, 1, 0],
+        num_drafts_per_pos=[2, 1, 1],
     )
+    since = counters_since(one, total)
+    assert (since.num_accepted_tokens_per_pos, since.num_drafts_per_pos) == ([1, 1, 0], [1, 1, 1])
 
 
 def test_stats_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

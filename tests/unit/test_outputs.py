@@ -15,7 +15,8 @@ from openspec.messages import (
     StepCounts,
     TokenLogprobs,
 )
-from openspec.text.outputs import RequestOutputProcessor, request_output, top_logprobs
+from openspec.text.logprobs import top_logprobs
+from openspec.text.outputs import RequestOutputProcessor, request_output
 from tests.unit.examples import examples
 from tests.unit.toy_tokenizer import toy_tokenizer
 

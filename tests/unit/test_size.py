@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # csrc and python. The aim was 46,273, the lines before targets, formats, states and draft sources
 # became contracts and kernels got named stages. It was missed: docs/notes has the sums.
 MAX_CODE_LINES = 47_500
-MAX_BENCH_LINES = 13_000  # programs whose question is answered go, with their note as what is left
+MAX_BENCH_LINES = 13_400  # programs whose question is answered go, with their note as what is left
 MAX_PYTHON_FUNCTION = 80  # lines: what is read at one glance
 MAX_NATIVE_FUNCTION = 120  # lines: a kernel with its stages named
 # Modules at the top of a wing, a sub-folder as one: what a newcomer looks through first.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -9,18 +11,23 @@ from pathlib import Path
 import pytest
 
 from openspec import drafters
-from openspec.config import config_from_settings, engine_group, parse_engine_args
+from openspec.bench import bench_config
+from openspec.bench.bench_config import BenchConfig
+from openspec.config import config_from_settings, engine_config, engine_group, parse_engine_args
 from openspec.engine.core.engine_core import MAX_FAILURES_IN_A_ROW
 from openspec.errors import ConfigError
 from openspec.messages import MAX_LOGPROBS
+from openspec.serve import __main__ as serve
 from openspec.serve.config import ServeConfig
-from openspec.serve.generation.context import BODIES_SHARE, MAX_PROMPT_LOGPROBS
+from openspec.serve.generation.context import BODIES_SHARE, MAX_LOGPROBS_HELD
 from openspec.serve.server.connection import MAX_CONNECTIONS
 from openspec.serve.server.run import KEEP_ALIVE_TIMEOUT_S
+from openspec.settings.command_line import parse_command_line
 from openspec.settings.names import Names
-from openspec.settings.setting import group_of
+from openspec.settings.setting import Setting, group_of
 from openspec.settings.spellings import REMOVED, SPECULATIVE_SPELLINGS, SPELLINGS, Spelling
 from openspec.text.pool import NUM_THREADS
+from openspec.tools import doctor
 
 MAX_FLAGS, MAX_GROUPS = 55, 8
 SERVER = group_of("server", ServeConfig)
@@ -63,6 +70,62 @@ def test_how_many_settings_there_are(capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("  -") for line in shown) <= MAX_FLAGS
     assert sum(line.endswith(":") and not line.startswith(" ") for line in shown) <= MAX_GROUPS
+
+
+COMMANDS = {
+    "serve": ([SERVER, engine_group()], serve.DESCRIPTION),
+    "bench": ([group_of("benchmark", BenchConfig), engine_group()], bench_config.DESCRIPTION),
+    "doctor": ([group_of("doctor", doctor.DoctorConfig), engine_group()], doctor.DESCRIPTION),
+}
+SHOWN = [setting for groups, _ in COMMANDS.values() for one in groups for setting in one.settings]
+
+
+@pytest.mark.parametrize("setting", SHOWN, ids=lambda setting: setting.name)
+def test_a_default_is_shown_once_and_as_it_is_typed(setting: Setting) -> None:
+    assert setting.full_help.lower().count("default:") <= 1
+    if shown := setting.shown_default:
+        assert setting.convert(shown, setting.name) == setting.default
+
+
+@pytest.mark.parametrize(
+    ("name", "metavar"),
+    {
+        "concurrency": "N,...",
+        "kv_cache_memory": "SIZE",
+        "max_body_bytes": "SIZE",
+        "max_model_len": "TOKENS",
+        "max_num_queued_reqs": "N",
+        "restart_engine": "N",
+        "shutdown_timeout": "SECONDS",
+        "stats_interval_s": "SECONDS",
+        "api_key": "KEY,...",
+        "devices": "DEVICE,...",
+        "method_options": "NAME=VALUE",
+        "speculative_config": "JSON",
+        "kv_events_config": "JSON",
+        "chat_template": "FILE",
+        "dtype": "{auto,float32,bfloat16}",
+        "workload": "{repeat,chat,mixed,random},...",
+    }.items(),
+)
+def test_what_stands_for_a_value(name: str, metavar: str) -> None:
+    assert metavar == next(setting.metavar for setting in SHOWN if setting.name == name)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_end_of_help_names_what_there_is(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    groups, description = COMMANDS[command]
+    with pytest.raises(SystemExit):
+        parse_engine_args(f"python -m openspec.{command}", description, ["--help"], groups[:-1], {})
+    closing = capsys.readouterr().out.partition(description.partition("\n\n")[2][:9])[2]
+    flags = {setting.flag for one in groups for setting in one.settings}
+    assert {*re.findall(r"--[a-z-]+", closing)} <= flags
+    examples = re.findall(rf"python -m openspec\.{command}\b(.*?)(?:  .*)?$", closing, re.M)
+    assert len(examples) >= 3
+    for example in examples:
+        engine_config(parse_command_line(groups, command, description, shlex.split(example), {}))
 
 
 # ---- What is accepted ---------------------------------------------------------------------------
@@ -231,9 +294,9 @@ def test_removed_switches() -> None:
 def test_the_constants_are_those_that_are_named() -> None:
     for name, constant in {
         "max_total_body_bytes": BODIES_SHARE,
-        "max_num_prompt_logprobs": MAX_PROMPT_LOGPROBS,
+        "max_num_prompt_logprobs": MAX_LOGPROBS_HELD,
         "max_num_connections": MAX_CONNECTIONS,
-        "num_text_threads": NUM_THREADS,
+        "num_text_threads": 1 + NUM_THREADS,
         "max_failures_in_a_row": MAX_FAILURES_IN_A_ROW,
         "keep_alive_timeout_s": KEEP_ALIVE_TIMEOUT_S,
     }.items():

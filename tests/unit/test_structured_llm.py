@@ -12,7 +12,7 @@ import pytest
 from openspec.drafters import plain_method
 from openspec.errors import RequestError
 from openspec.llm import LLM
-from openspec.messages import SamplingParams, StructuredOutputs
+from openspec.messages import SamplingParams, SpeculativeOptions, StructuredOutputs
 from openspec.text.outputs import RequestOutput
 
 SCHEMA = {
@@ -121,6 +121,19 @@ def test_answers_are_what_was_asked_for_with_drafts_and_without(plain: LLM) -> N
         llm.engine.check_integrity()
 
 
+def test_forced_drafts_reach_their_positions() -> None:
+    """Chains of a grammar, without a drafter: every draft token has a position of its own."""
+    form = StructuredOutputs(regex="The answer to your question is [0-9], and no more\\.")
+    params = SamplingParams(temperature=0.0, max_tokens=60, structured_outputs=form)
+    with LLM(method=plain_method(), adaptive_speculation=False, max_model_len=512) as llm:
+        for detailed in (False, True):
+            options = SpeculativeOptions(detailed=detailed)
+            [answer] = llm.generate("Six by 7?", params, use_tqdm=False, speculative=options)
+            stats = answer.metrics.spec_decode
+            assert stats is not None and stats.num_drafts_per_pos[0] == stats.num_drafts
+            assert sum(stats.num_drafts_per_pos) == stats.num_draft_tokens > stats.num_drafts > 0
+
+
 def test_chats_think_first(plain: LLM) -> None:
     """Thoughts are free; with thinking turned off the content begins at once."""
     wanted = StructuredOutputs(choice=["Tom", "Ann"])
@@ -148,6 +161,7 @@ def test_chats_think_first(plain: LLM) -> None:
         ({}, {}, "exactly one"),
         ({"regex": "a", "choice": ["a"]}, {}, "exactly one"),
         ({"choice": ["a"]}, {"ignore_eos": True}, "ignore_eos"),
+        ({"choice": ["a"]}, {"min_tokens": 2}, "min_tokens"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused(

@@ -29,7 +29,8 @@ NUM_ANCHORS = 64  # blocks in a row of training texts
 MASK = 4081  # the first id of the target that belongs to no token
 
 # Narrower MLPs than the target's pay for a third layer within the size of two like its own.
-GEOMETRY = TinyConfig(num_hidden_layers=3, intermediate_size=608)
+# Trained on rows of 1024 tokens.
+GEOMETRY = TinyConfig(num_hidden_layers=3, intermediate_size=608, max_position_embeddings=1024)
 
 Tables = tuple[Tensor, Tensor]
 KeysValues = tuple[Tensor, Tensor]

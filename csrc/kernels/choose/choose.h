@@ -71,7 +71,7 @@ struct ChooseParams {
   const int32_t* token_of = nullptr;
   DrawnDrafts drafts = {};  // no logits: choices do not depend on drafts
   // Masks of rows whose tokens a grammar limits: bit id % 32 of word id / 32 allows a token.
-  const int32_t* row_masks = nullptr;        // [masks, (vocab_size + 31) / 32]
+  const int32_t* row_masks = nullptr;  // [masks, (vocab_size + 31) / 32]
   // [num_samples] which of them, -1: none, or kHeldMask; null: none.
   const int32_t* sample_mask = nullptr;
   const SamplingParams* sampling = nullptr;  // [max_num_seqs] by slot

@@ -34,8 +34,6 @@ void DFlashConfig::validate() const {
                      "a window that follows the rows is for layers that are causal");
   OPENSPEC_CHECK_ARG(mask_token >= 0 && mask_token < vocab_size, "mask_token must be in [0, ",
                      vocab_size, "), got ", mask_token);
-  OPENSPEC_CHECK_ARG(draft_vocab_size == vocab_size || has_head, "a head of ", draft_vocab_size,
-                     " columns needs weights of its own, the target has ", vocab_size);
   OPENSPEC_CHECK_ARG(markov_rank >= 0 && markov_rank <= kMaxPairRank && markov_rank % 8 == 0,
                      "markov_rank must be a multiple of 8, at most ", kMaxPairRank, ", got ",
                      markov_rank);
@@ -60,7 +58,7 @@ ForwardLimits DFlashConfig::pass_limits(ForwardLimits limits) const {
 }
 
 DFlashTensors::DFlashTensors(Weights& weights, const DFlashConfig& c)
-    : DraftTensors(weights, c, "hidden_norm.weight", c.has_head) {
+    : DraftTensors(weights, c, "hidden_norm.weight") {
   std::vector<std::string> parts;
   for (int i = 0; i < c.num_layers; ++i) {
     const std::string prefix = "layers." + std::to_string(i) + ".";

@@ -27,15 +27,17 @@ void DraftModelConfig::validate() const {
                      ") exceeds the target's vocabulary of ", vocab_size);
   OPENSPEC_CHECK_ARG(has_token_map || draft_vocab_size == vocab_size, "a head of ",
                      draft_vocab_size, " columns needs a token map, the target has ", vocab_size);
+  OPENSPEC_CHECK_ARG(has_head || draft_vocab_size == vocab_size, "a head of ", draft_vocab_size,
+                     " columns needs weights of its own, the target has ", vocab_size);
 }
 
 DraftTensors::DraftTensors(Weights& weights, const DraftModelConfig& c,
-                           const std::string& hidden_norm_name, bool has_head)
+                           const std::string& hidden_norm_name)
     : fc(weights.add_linear("", {"fc.weight"}, {c.hidden_size}, c.num_captures * c.hidden_size,
                             LinearEpilogue::kNone, /*may_split=*/true)),
       hidden_norm(weights.add_norm(hidden_norm_name, c.hidden_size)),
       final_norm(weights.add_norm("norm.weight", c.hidden_size)) {
-  if (has_head) {
+  if (c.has_head) {
     head = weights.add_linear("", {"lm_head.weight"}, {c.draft_vocab_size}, c.hidden_size,
                               LinearEpilogue::kNone);
   }

@@ -32,10 +32,9 @@ struct DraftModelConfig : HeadSpec, LayerGeometry {
 
 /// The tensors that these models have in common.
 struct DraftTensors {
-  DraftTensors(Weights& weights, const DraftModelConfig& config, const std::string& hidden_norm,
-               bool has_head);
+  DraftTensors(Weights& weights, const DraftModelConfig& config, const std::string& hidden_norm);
 
-  PackedLinear fc, head;
+  PackedLinear fc, head;  // head: if it is its own
   const float *hidden_norm = nullptr, *final_norm = nullptr;
   const void* embedding = nullptr;  // [vocab_size, hidden_size] bf16, if it is its own
   Weights::TokenMap token_map;      // null: columns of the head are token ids

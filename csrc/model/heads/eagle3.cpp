@@ -23,7 +23,7 @@ void Eagle3Config::validate() const {
 }
 
 Eagle3Tensors::Eagle3Tensors(Weights& weights, const Eagle3Config& config)
-    : DraftTensors(weights, config, kFirstLayer + "hidden_norm.weight", /*has_head=*/true) {
+    : DraftTensors(weights, config, kFirstLayer + "hidden_norm.weight") {
   layers.push_back(add_decoder_layer(weights, config, kFirstLayer));
   LayerGeometry inner = config;
   inner.num_inputs = 1;

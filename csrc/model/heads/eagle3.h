@@ -29,9 +29,8 @@ struct Eagle3Tensors : DraftTensors {
   const void* mask_hidden = nullptr;        // [num_captures * hidden_size] bf16, or null
 };
 
-/// Decoder layers, the first of which reads [token embedding, feature], with a head of their own. A
-/// row's feature is made of the target's captured states, or is the row's output on the draft
-/// before it.
+/// Decoder layers, the first of which reads [token embedding, feature]. A row's feature is made of
+/// the target's captured states, or is the row's output on the draft before it.
 ///
 /// Source: EAGLE-3 (Li et al., arXiv 2503.01840), P-EAGLE (arXiv 2602.01469) and the checkpoints'
 /// reference code: h = f + attention([input_norm(e), hidden_norm(f)]); h += mlp(post_norm(h)); more
@@ -56,9 +55,10 @@ class Eagle3 : public DecoderModel<Eagle3Config, Eagle3Tensors> {
   /// for one row, `zero` is a zero on the device.
   void mask_feature(const ExecContext& exec, const int32_t* zero, void* captured, void* feature);
   /// Logits of rows of the last pass: out [count, draft_vocab_size] fp32; row [count], of -1 comes
-  /// anything; null: its first ones.
-  void logits(const ExecContext& exec, const int32_t* row, int count, float* out) {
-    scratch_.logits(exec, tensors_.head, row, count, out);
+  /// anything; null: its first ones. `head` is the target's.
+  void logits(const ExecContext& exec, const PackedLinear& head, const int32_t* row, int count,
+              float* out) {
+    scratch_.logits(exec, config_.has_head ? tensors_.head : head, row, count, out);
   }
 
  private:

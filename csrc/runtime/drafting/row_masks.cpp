@@ -4,6 +4,8 @@
 #include <bit>
 #include <utility>
 
+#include "kernels/choose/choose.h"
+
 namespace openspec {
 
 namespace {
@@ -113,19 +115,20 @@ void RowMasks::fill(const SequenceTable& table, const Part& part) {
 
 void RowMasks::fill_rows(GrammarPlace& place, std::span<const int32_t> output, const Draft& draft,
                          MaskRows& masks, std::span<int32_t> index) {
-  if (const auto made = place.made(output)) {
-    std::fill(index.begin(), index.end(), kHeldMask);
-    index[0] = made->empty() ? -1 : 0;
-    if (!made->empty()) std::copy(made->begin(), made->end(), masks.row(0).begin());
-    return;
-  }
   std::fill(index.begin(), index.end(), -1);
-  const bool is_whole = place.use(output, index.size(), [&](GrammarState& state) {
-    state.fill_rows(draft, masks, index);
-  });
-  if (is_whole) return;
-  std::replace(index.begin(), index.end(), -1, kHeldMask);
-  if (index[0] == kHeldMask) place.make(output);
+  const auto made = place.made(output);
+  if (!made || draft.size() > 0) {
+    const bool is_whole = place.use(
+        output, index.size(), [&](GrammarState& state) { state.fill_rows(draft, masks, index); });
+    if (is_whole) return;
+    std::replace(index.begin(), index.end(), -1, kHeldMask);
+  }
+  if (!made) {
+    if (index[0] == kHeldMask) place.make(output);
+  } else if (!made->empty()) {
+    std::copy(made->begin(), made->end(), masks.row(0).begin());
+    index[0] = 0;
+  }
 }
 
 }  // namespace openspec

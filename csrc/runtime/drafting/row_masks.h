@@ -7,7 +7,6 @@
 #include "core/row_layout.h"
 #include "core/thread_pool.h"
 #include "grammar/grammar_place.h"
-#include "kernels/choose/choose.h"
 #include "model/weights/buffer.h"
 #include "runtime/state/sequence_table.h"
 

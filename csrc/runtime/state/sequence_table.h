@@ -155,7 +155,7 @@ class SequenceTable {
   int64_t tokens_stride_;
   std::unique_ptr<GrammarWork> grammar_work_ = std::make_unique<GrammarWork>();
   std::vector<Sequence> sequences_;  // whose places in grammars use the work
-  std::vector<int> free_slots_;  // used as a stack
+  std::vector<int> free_slots_;      // used as a stack
   uint64_t num_added_ = 0;
   Buffer tokens_;      // [max_num_seqs, tokens_stride] int32
   Buffer page_table_;  // [max_num_seqs, max_pages_per_seq] int32

@@ -17,7 +17,7 @@ from openspec.bench.html.page import report_page
 from openspec.bench.results import document_of, json_text, report_cell, total_identity
 from openspec.bench.run import methods_of, run_benchmark, server_of
 from openspec.bench.server import ServerUnderTest, leave_on_sigterm
-from openspec.bench.table import render_identity, render_positions, render_table
+from openspec.bench.table import TABLE_LEGEND, render_identity, render_positions, render_table
 from openspec.errors import ConfigError
 
 _NOT_OF_THE_RESULT = ("json", "html", "compare", "api_key")
@@ -47,8 +47,9 @@ def _show(config: BenchConfig, documents: Sequence[Document]) -> int:
     for document in documents:
         print(document.name)
         print(render_table(document.runs) + "\n")
+    print(TABLE_LEGEND)
     if len(documents) == 2:
-        print(render_comparison(*documents))
+        print("\n" + render_comparison(*documents))
     return 0
 
 
@@ -73,7 +74,7 @@ def _benchmark(plan: BenchPlan, server: ServerUnderTest) -> int:
         _write("json", plan.bench.json, json_text(content))
     if plan.bench.html is not None:
         _write("html", plan.bench.html, report_page([document]))
-    print(render_table(document.runs))
+    print(f"{render_table(document.runs)}\n\n{TABLE_LEGEND}")
     positions = render_positions(document.runs)
     if positions:
         print("\n" + positions)
@@ -93,11 +94,14 @@ def _headline(
 ) -> str:
     config = plan.bench
     commit = f", commit {where['commit']}" if where["commit"] else ""
+    num_workloads = len(config.workloads) + (config.dataset is not None)
+    num_runs = config.repeats * (len(methods) + (config.baseline != "none"))
     return (
         f"{where['cpu']}, {where['cores']} cores{commit}\n"
         f"model {server.model}, method {methods[-1]}; at least {config.num_prompts} "
         f"prompts x {config.repeats} turns, up to {config.max_tokens} tokens, temperature "
-        f"{config.temperature:g}"
+        f"{config.temperature:g}\n"
+        f"{num_workloads * len(config.concurrency)} cells of {num_runs} runs"
     )
 
 

@@ -32,6 +32,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     acceptance_rate: float | None = None
     mean_acceptance_length: float | None = None
     acceptance_per_position: list[float] = []
+    """Of the drafts that reached each position; of all drafts without `num_drafts_per_pos`."""
+    num_drafts_per_pos: list[int] = []
+    """Drafts that reached each position; files of earlier versions lack them."""
     ttft_ms_percentiles: dict[str, float] = {}
     tpot_ms_percentiles: dict[str, float] = {}
     output_tokens_per_s_repeats: list[float] = []
@@ -51,6 +54,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def is_shown(self) -> bool:
         """Whether the speed may be shown."""
         return self.identical_to_plain or self.may_differ
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether all turns agree on who is faster."""
+        return not self.speedup_range or not min(self.speedup_range) < 1 < max(self.speedup_range)
 
     @property
     def cell(self) -> tuple[str, int]:

@@ -78,4 +78,6 @@ def counters(address: Address) -> SpecDecodeStats | None:
             if at < 1024:
                 per_pos.extend([0] * (at + 1 - len(per_pos)))
                 per_pos[at] += number
+    # Drafts of these engines have the same length at every step.
+    found.num_drafts_per_pos = [found.num_drafts] * len(found.num_accepted_tokens_per_pos)
     return found if matches else None

@@ -112,6 +112,7 @@ def _run(report: MethodReport) -> dict[str, object]:
         "acceptance_rate": acceptance_rate(speculation) if has_drafts else None,
         "mean_acceptance_length": mean_acceptance_length(speculation) if has_drafts else None,
         "acceptance_per_position": acceptance_per_position(speculation),
+        "num_drafts_per_pos": speculation.num_drafts_per_pos,
         "num_requests": figures.num_requests,
         "identical_to_plain": report.identity.holds,
         "num_identical_to_plain": report.identity.num_identical,

@@ -98,9 +98,10 @@ def run_benchmark(plan: BenchPlan, server: ServerUnderTest) -> list[Cell]:
         extensions = EXTENSIONS
         if not server.is_openspec:
             extensions = peer.accepted_extensions(server.address, server.model)
-        cells = []
+        cells: list[Cell] = []
         for workload in workloads:
             for concurrency in config.concurrency:
+                progress.begin_cell(f"{workload.name} c={concurrency}")
                 prompts = workload.prompts[: config.prompts_at(concurrency)]
                 cell = Cell(replace(workload, prompts=prompts), concurrency)
                 runner = _CellRunner(plan, server, methods, extensions, cell, progress)
@@ -197,14 +198,25 @@ class _CellRunner:
 
 
 class _Progress:
-    """A bar over the whole benchmark; silent where nobody watches."""
+    """A bar over the whole benchmark on a terminal; elsewhere a line for each cell.
+
+    No speed is in the lines: one is shown only after its texts have been compared.
+    """
 
     def __init__(self, num_requests: int) -> None:
+        self._has_bar = sys.stderr.isatty()
         self._bar = tqdm(
-            total=num_requests, unit="req", disable=not sys.stderr.isatty(), dynamic_ncols=True
+            total=num_requests, unit="req", disable=not self._has_bar, dynamic_ncols=True
         )
-        self._start_s = 0.0
+        self._num_requests, self._num_done = num_requests, 0
+        self._begin_s = self._start_s = perf_counter()
         self._tokens = self._drafted = self._accepted = 0
+
+    def begin_cell(self, name: str) -> None:
+        if not self._has_bar:
+            minutes, seconds = divmod(round(perf_counter() - self._begin_s), 60)
+            done = f"{self._num_done} of {self._num_requests} requests"
+            print(f"{done} in {minutes} min {seconds:02} s; next {name}", file=sys.stderr)
 
     def begin(self, name: str) -> None:
         self._bar.set_description(name)
@@ -212,6 +224,7 @@ class _Progress:
         self._tokens = self._drafted = self._accepted = 0
 
     def advance(self, completion: Completion) -> None:
+        self._num_done += 1
         self._tokens += completion.num_tokens
         if completion.speculation is not None:
             self._drafted += completion.speculation.num_draft_tokens

@@ -26,8 +26,15 @@ _BAR_WIDTH = 20
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
+TABLE_LEGEND = (
+    "vs plain: median of the turns' ratios (least-most). a / b: median / 99th percentile.\n"
+    "accepted: share of the draft tokens. length: tokens of a step with drafts, on average.\n"
+    "identical: answers with plain decoding's tokens."
+)
+
+
 def render_table(runs: Sequence[Run]) -> str:
-    """One line per method and cell; latencies are median / 99th percentile."""
+    """One line per method and cell; `TABLE_LEGEND` says what the columns are."""
     rows: list[tuple[str, ...]] = [_HEADINGS]
     previous: tuple[str, int] | None = None
     for run in runs:
@@ -82,15 +89,22 @@ def _latency(p50: float | None, p99: float | None) -> str:
 
 
 def render_positions(runs: Sequence[Run]) -> str:
-    """Bars: the share of drafts whose token at each position was accepted, per cell."""
+    """Bars: of the drafts that reached a position the share accepted there, per cell."""
     blocks = []
     for run in runs:
         if not run.num_drafts or not run.is_shown:
             continue
-        title = f"Accepted by position, {run.method}, {run.workload} c={run.concurrency}:"
+        reached = run.num_drafts_per_pos or [run.num_drafts] * len(run.acceptance_per_position)
+        title = (
+            f"Accepted by position, {run.method}, {run.workload} c={run.concurrency}, of the drafts"
+            f"{' that reached it' if run.num_drafts_per_pos else ''}:"
+        )
         bars = [
-            f"  {at:>2} {_bar(share)} {share:6.1%}"
-            for at, share in enumerate(run.acceptance_per_position)
+            f"  {at:>2} {_bar(share)} {share:6.1%} of {num_drafts}"
+            for at, (share, num_drafts) in enumerate(
+                zip(run.acceptance_per_position, reached, strict=True), start=1
+            )
+            if num_drafts
         ]
         blocks.append("\n".join((title, *bars)))
     return "\n".join(blocks)

@@ -6,7 +6,6 @@ is the business of the method (`drafters/`).
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import re
@@ -14,12 +13,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from openspec.checkpoint.draft_model import DraftCheckpoint, check_same_tokenizer, is_same_tensor
+from openspec.checkpoint.draft_model import (
+    OTHER_TARGET,
+    DraftCheckpoint,
+    check_same_tokenizer,
+    is_same_tensor,
+)
 from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.targets.dense import check_layers
 from openspec.checkpoint.targets.rope import read_rope
 from openspec.checkpoint.targets.sliding_layers import SlidingLayers
+from openspec.checkpoint.token_map import TOKEN_MAP, TOKEN_MASK, check_token_map, is_rising
 from openspec.checkpoint.weights import DraftModel
 from openspec.errors import ConfigError
 from openspec.specs.head import HeadSpec
@@ -33,8 +38,6 @@ CAPTURE_LAYERS = "capture_layers"
 EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
 TARGET_EMBEDDING = "model.embed_tokens.weight"
-TOKEN_MAP = "d2t"
-TOKEN_MASK = "t2d"
 LAYER_TENSORS = (
     "input_layernorm.weight",
     "post_attention_layernorm.weight",
@@ -48,7 +51,6 @@ LAYER_TENSORS = (
 )
 QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 DEFAULT_ROPE_THETA = 10_000.0  # of transformers' layer classes; not the target's base
-OTHER_TARGET = "the head was trained for another target; give one made for this model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +130,7 @@ def captured_layers(layer_ids: LayerIds, num_layers: int) -> tuple[int, ...]:
         ConfigError: ids out of range or not rising, with the numbers.
     """
     shift, layers = layer_ids.shift, layer_ids.outputs()
-    is_rising = all(a < b for a, b in itertools.pairwise(layers))
-    if not is_rising or layers[0] < 0 or layers[-1] >= num_layers:
+    if not is_rising(layers) or layers[0] < 0 or layers[-1] >= num_layers:
         raise ConfigError(
             f"{layer_ids.origin}: expected rising ids in [{shift}, {num_layers - 1 + shift}] "
             f'(numbering "{layer_ids.numbering}", the target has {num_layers} layers), '
@@ -161,9 +162,8 @@ class DraftHead:
         dialect: Dialect,
         layer_ids: LayerIds,
         target: ModelConfig,
-        originals: Mapping[str, tuple[str, ...]],
     ) -> None:
-        """`originals`: a tensor of the head -> those of the target that it may be a copy of.
+        """Tensors that are copies of the target's are left out: the target's serve.
 
         Raises:
             ConfigError: it computes something else, or was made for another target.
@@ -179,14 +179,17 @@ class DraftHead:
         _warn_of_last_layer(checkpoint, self.layers, target.num_layers)
         self.ignored = {TOKEN_MASK: f"it follows from {TOKEN_MAP}"}
         """Tensors that need not be loaded -> why."""
+        originals = {
+            EMBEDDING: TARGET_EMBEDDING,
+            HEAD: TARGET_EMBEDDING if target.spec.tie_word_embeddings else HEAD,
+        }
         for name in checkpoint.tensors:
             if name.startswith("verifier_"):
                 self.ignored[name] = "only training needs it"
             elif name.endswith("rotary_emb.inv_freq"):
                 self.ignored[name] = "it follows from rope_theta"
-            elif any(
-                is_same_tensor(checkpoint, name, target.folder, other)
-                for other in originals.get(name, ())
+            elif name in originals and is_same_tensor(
+                checkpoint, name, target.folder, originals[name]
             ):
                 self.ignored[name] = "it is a copy of the target's"
 
@@ -225,7 +228,13 @@ class DraftHead:
             f"base {rope.theta:g}, {'unscaled' if rope.kind == 'default' else rope.kind}"
         )
         self._length = rope.length
-        _check_token_map(self._checkpoint, draft_vocab, self._target.vocab_size)
+        if not self.has(HEAD) and draft_vocab != self._target.vocab_size:
+            raise ConfigError(
+                f"{self._checkpoint.folder}: missing tensor {HEAD}: the head knows {draft_vocab} "
+                f"of the target's {self._target.vocab_size} tokens, so the target's {HEAD} cannot "
+                "take its place; take the whole checkpoint"
+            )
+        check_token_map(self._checkpoint, draft_vocab, self._target.vocab_size)
         attention = AttentionSpec(
             num_q_heads=num_q_heads,
             num_kv_heads=num_kv_heads,
@@ -245,6 +254,7 @@ class DraftHead:
             capture_layers=self.layers,
             draft_vocab_size=draft_vocab,
             has_embedding=self.has(EMBEDDING),
+            has_head=self.has(HEAD),
             has_token_map=self.has(TOKEN_MAP),
         )
 
@@ -297,6 +307,7 @@ class DraftHead:
             tensor_names=tensor_names,
             ignored_tensors=self.ignored,
             details=tuple(lines),
+            trained_length=self._length,
         )
 
 
@@ -347,58 +358,6 @@ def _warn_of_last_layer(
             checkpoint.folder,
             layers[-1],
         )
-
-
-def _check_token_map(checkpoint: DraftCheckpoint, draft_vocab: int, vocab: int) -> None:
-    """Checks d2t, which holds offsets: draft id i is the target's id i + d2t[i].
-
-    Without it the head has to know all of the target's `vocab` tokens.
-    """
-    if TOKEN_MAP not in checkpoint.tensors:
-        if draft_vocab == vocab:
-            return
-        raise ConfigError(
-            f"{checkpoint.folder}: missing tensor {TOKEN_MAP}: the head knows {draft_vocab} of the "
-            f"target's {vocab} tokens, and {TOKEN_MAP} says which; take the whole checkpoint"
-        )
-    info = checkpoint.tensor(TOKEN_MAP)
-    where = f"{info.path}: {TOKEN_MAP}"
-    offsets = checkpoint.integers(TOKEN_MAP)
-    if len(offsets) != draft_vocab:
-        raise ConfigError(f"{where}: expected {draft_vocab} entries, found {len(offsets)}")
-    has_ids = "it holds ids where offsets are expected: subtract 0, 1, 2, ... from it"
-    mask = _token_mask(checkpoint, vocab)
-    wrong = [i for i, offset in enumerate(offsets) if not 0 <= i + offset < vocab]
-    if wrong:
-        i = wrong[0]
-        all_ids = all(0 <= offset < vocab for offset in offsets)
-        raise ConfigError(
-            f"{where}: expected i + {TOKEN_MAP}[i] in [0, {vocab}), the target's vocabulary, found "
-            f"{i} + {offsets[i]}; {has_ids if all_ids and len(wrong) > 1 else OTHER_TARGET}"
-        )
-    if mask is None:
-        return
-    unmarked = [i for i, offset in enumerate(offsets) if not mask[i + offset]]
-    if unmarked:
-        i = unmarked[0]
-        are_ids = all(0 <= offset < vocab and mask[offset] for offset in offsets)
-        raise ConfigError(
-            f"{where}: expected {TOKEN_MASK} to mark the target's id {i} + {offsets[i]}, found it "
-            f"unmarked ({len(unmarked)} of {draft_vocab} ids are); "
-            f"{has_ids if are_ids else f'{TOKEN_MAP} and {TOKEN_MASK} are of different heads'}"
-        )
-
-
-def _token_mask(checkpoint: DraftCheckpoint, vocab: int) -> bytes | None:
-    info = checkpoint.tensors.get(TOKEN_MASK)
-    if info is None:
-        return None
-    if info.dtype not in ("BOOL", "U8") or info.shape != (vocab,):
-        raise ConfigError(
-            f"{info.path}: {TOKEN_MASK}: expected BOOL [{vocab}], the target's vocabulary, "
-            f"found {info.dtype} {list(info.shape)}; {OTHER_TARGET}"
-        )
-    return bytes(checkpoint.data(TOKEN_MASK))
 
 
 def _trained_for(keys: JsonKeys) -> str | None:

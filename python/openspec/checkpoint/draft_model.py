@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 KIND = "draft model"
+OTHER_TARGET = "the head was trained for another target; give one made for this model"
 PICKLED_WEIGHTS = "pytorch_model.bin"
 CHUNK_BYTES = 1 << 16
 

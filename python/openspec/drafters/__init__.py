@@ -63,6 +63,16 @@ def option_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for spec in all_drafters() for name in spec.options_by_name))
 
 
+def examples(command: str) -> str:
+    """Lines that show a command with every kind of draft model."""
+    return "\n".join(
+        f"  {command} {model} --method {spec.name} --draft-model {draft_model}"
+        for spec in all_drafters()
+        if spec.example is not None
+        for model, draft_model in [spec.example]
+    )
+
+
 def default_method() -> str:
     """The method used when none is named."""
     return next(spec.name for spec in all_drafters() if spec.is_default)

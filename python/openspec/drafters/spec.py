@@ -65,6 +65,8 @@ DRAFT_TOP_K = "draft_top_k"
 DRAFT_TREE_SIZE = "draft_tree_size"
 DRAFT_NOISE = "draft_noise"
 DRAFT_WINDOW = "draft_window"
+SUGGESTED_WINDOW = 256
+"""Tokens of `draft_window` for texts longer than the head's training."""
 MAX_ONE_PASS_TREE_SIZE = 256
 
 
@@ -221,6 +223,8 @@ class DrafterSpec:
     name: str
     summary: str
     """One line for `--help`."""
+    example: tuple[str, str] | None = None
+    """A model of the hub and a draft model made for it, for `--help`."""
     default_num_speculative_tokens: int
     max_num_speculative_tokens: int
     """0: this is plain decoding."""

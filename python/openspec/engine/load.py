@@ -22,13 +22,19 @@ except ImportError as error:
         raise
     raise ConfigError(
         f"openspec's compiled part does not load ({error}); it needs the torch that it was built "
-        "with: pip install torch, then pip install openspec again"
+        "with: pip install torch, then pip install . again in the checkout of openspec"
     ) from error
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import DraftModel, load_weights
 from openspec.config import EngineConfig
 from openspec.drafters import plain_method
-from openspec.drafters.spec import DrafterSpec, DraftSetup, OptionValue
+from openspec.drafters.spec import (
+    DRAFT_WINDOW,
+    SUGGESTED_WINDOW,
+    DrafterSpec,
+    DraftSetup,
+    OptionValue,
+)
 from openspec.engine.core.engine_core import EngineCore
 from openspec.engine.core.kv_events import KVEventPublisher, KVEventsConfig
 from openspec.engine.core.request import Request
@@ -250,19 +256,31 @@ def _choose_drafter(
         return _ChosenDrafter(plain_method(), drafter=drafter)
     if spec.name not in _C.drafter_names():
         raise ConfigError(f"method {spec.name!r} is not part of this build; reinstall openspec")
-    draft_model = _read_draft_model(spec, setup, is_given=config.draft_model is not None)
+    draft_model = _read_draft_model(spec, setup, config)
     return _ChosenDrafter(spec.name, setup.options, draft_model)
 
 
-def _read_draft_model(spec: DrafterSpec, setup: DraftSetup, is_given: bool) -> DraftModel | None:
+def _read_draft_model(
+    spec: DrafterSpec, setup: DraftSetup, config: EngineConfig
+) -> DraftModel | None:
     if spec.read_draft_model is None:
         return None
     draft_model = spec.read_draft_model(setup)
     logger.info("draft model: %s", draft_model.description)
-    if not is_given:
+    if config.draft_model is None:
         logger.info(
             "draft model: %s, which came with the model; --draft-model takes another",
             draft_model.folder,
+        )
+    length = draft_model.trained_length
+    sees_all = any(not layer.window for layer in draft_model.head.layers)
+    can_slide = sees_all and setup.options.get(DRAFT_WINDOW) == 0
+    if can_slide and length is not None and length < _max_model_len(config, setup.target):
+        logger.info(
+            "draft model: trained on %d tokens; --method-option %s=%d suggested for longer texts",
+            length,
+            DRAFT_WINDOW,
+            min(SUGGESTED_WINDOW, length),
         )
     return draft_model
 
@@ -284,14 +302,20 @@ def _device_memory(config: EngineConfig, device: DeviceTraits, share: Share) -> 
         num_engines = share.num_on_device
         free_bytes, total_bytes = _C.cuda_memory()
         budget_bytes = int(total_bytes * config.gpu_memory_utilization / num_engines)
+        host_bytes = available_memory() // share.num_replicas
     else:
         num_engines = share.num_replicas
         free_bytes = available_memory()
         if share.available_bytes is not None:
             # Some have taken their part by now, and some have not.
             free_bytes = min(free_bytes, share.available_bytes // num_engines)
-        budget_bytes = free_bytes
-    return DeviceMemory(budget_bytes=budget_bytes, free_bytes=free_bytes, num_engines=num_engines)
+        budget_bytes, host_bytes = free_bytes, 0
+    return DeviceMemory(
+        budget_bytes=budget_bytes,
+        free_bytes=free_bytes,
+        host_bytes=host_bytes,
+        num_engines=num_engines,
+    )
 
 
 def _shared(config: EngineConfig, device: DeviceTraits, share: Share) -> EngineConfig:
@@ -367,6 +391,7 @@ def _info(
         num_pages=plan.num_pages,
         method=config.method,
         num_speculative_tokens=config.draft_depth,
+        max_draft_tokens=runner.max_draft_tokens,
         dtype=runner.dtype,
         device=runner.device,
         memory_plan=plan.as_dict(),

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 DeviceName = Literal["cpu", "cuda"]
 
+GRAMMAR_SHARE = 16
+"""The part of the host's free memory that an engine's compiled grammars may take."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTraits:
@@ -45,6 +48,8 @@ class DeviceTraits:
     """What timing steps may take at the start. On CUDA each kind is timed once all the same."""
     memory_flag: str
     """The flag that gives KV pages more or less of the device's memory."""
+    is_host: bool
+    """Whether its memory is the host's, where compiled grammars are."""
 
     def choose_dtype(self, wanted: str) -> str:
         """The type to compute in; `wanted` may be "auto".
@@ -81,6 +86,7 @@ CPU = DeviceTraits(
     default_kv_bytes=1 << 30,
     step_timing_s=0.5,
     memory_flag="--kv-cache-memory",
+    is_host=True,
 )
 CUDA = DeviceTraits(
     name="cuda",
@@ -92,6 +98,7 @@ CUDA = DeviceTraits(
     default_kv_bytes=None,
     step_timing_s=0.25,
     memory_flag="--gpu-memory-utilization",
+    is_host=False,
 )
 
 
@@ -120,6 +127,8 @@ class DeviceMemory:
     """What the engine may take."""
     free_bytes: int
     """What it can take."""
+    host_bytes: int = 0
+    """What the engine can take of the host's memory, where that is another."""
     num_engines: int = 1
     """Engines of this server that divide the device; the figures are one's share."""
 
@@ -143,6 +152,10 @@ class MemoryPlan:
     """Weights and scratch of the drafter; its state per token is in the pages."""
     state_bytes: int
     """Running states of all slots and of cached prefixes; 0: the model has none."""
+    grammar_bytes: int
+    """Compiled grammars, those in use and those that are kept: of the host's memory."""
+    counts_grammars: bool
+    """Whether that is the device's memory as well."""
     page_bytes: int
     page_size: int
     num_pages: int
@@ -161,9 +174,10 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        """Everything."""
+        """Everything on the device."""
         fixed_bytes = self.weight_bytes + self.scratch_bytes + self.drafter_bytes
-        return fixed_bytes + self.state_bytes + self.kv_bytes
+        grammar_bytes = self.grammar_bytes if self.counts_grammars else 0
+        return fixed_bytes + self.state_bytes + self.kv_bytes + grammar_bytes
 
     def as_dict(self) -> dict[str, int]:
         """The parts by name, in bytes, for messages and metrics."""
@@ -173,6 +187,7 @@ class MemoryPlan:
             "drafter_bytes": self.drafter_bytes,
             "state_bytes": self.state_bytes,
             "kv_bytes": self.kv_bytes,
+            "grammar_bytes": self.grammar_bytes,
             "page_bytes": self.page_bytes,
             "num_pages": self.num_pages,
             "page_size": self.page_size,
@@ -183,12 +198,13 @@ class MemoryPlan:
 
     def describe(self) -> str:
         """The plan on one line."""
+        grammars = f", grammars {format_bytes(self.grammar_bytes)}" if self.counts_grammars else ""
         states = f"states {format_bytes(self.state_bytes)}, " if self.state_bytes > 0 else ""
         return (
             f"weights {format_bytes(self.weight_bytes)}, "
             f"KV {format_bytes(self.kv_bytes)} ({self.num_pages} pages, {self.num_kv_tokens} "
             f"tokens), {states}scratch {format_bytes(self.scratch_bytes)}, "
-            f"drafter {format_bytes(self.drafter_bytes)}: "
+            f"drafter {format_bytes(self.drafter_bytes)}{grammars}: "
             f"{format_bytes(self.total_bytes)} of {format_bytes(self.available_bytes)} free"
         )
 
@@ -212,7 +228,9 @@ def plan_memory(
         "drafter_bytes": runner_plan.draft_fixed_bytes,
         "state_bytes": runner_plan.state_bytes,
     }
-    fixed_bytes = sum(fixed.values())
+    host_bytes = memory.free_bytes if device.is_host else memory.host_bytes
+    grammar_bytes = host_bytes // GRAMMAR_SHARE
+    fixed_bytes = sum(fixed.values()) + (grammar_bytes if device.is_host else 0)
     left_bytes = memory.budget_bytes - fixed_bytes
     pages_per_seq = -(-max_model_len // page_size)
     kv_bytes, flag = config.kv_cache_memory, "--kv-cache-memory"
@@ -230,7 +248,7 @@ def plan_memory(
             raise ConfigError(
                 f"KV memory of {format_bytes(max(kv_bytes, 0))} holds {num_pages * page_size} "
                 f"tokens, one sequence of max_model_len {max_model_len} needs "
-                f"{format_bytes(pages_per_seq * page_bytes)} (weights and scratch take "
+                f"{format_bytes(pages_per_seq * page_bytes)} (weights, scratch and grammars take "
                 f"{format_bytes(fixed_bytes)} of the {memory.described}); raise {flag} or lower "
                 f"--max-model-len{fewer}"
             )
@@ -244,6 +262,8 @@ def plan_memory(
         max_model_len = num_pages * page_size
     plan = MemoryPlan(
         **fixed,
+        grammar_bytes=grammar_bytes,
+        counts_grammars=device.is_host,
         page_bytes=page_bytes,
         page_size=page_size,
         num_pages=num_pages,

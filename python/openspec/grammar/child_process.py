@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 OK = b"+"
@@ -32,6 +33,26 @@ def frame(content: bytes) -> bytes:
     return len(content).to_bytes(4, "little") + content
 
 
+class Frames:
+    """Takes a stream of bytes apart into the contents of its frames."""
+
+    def __init__(self) -> None:
+        self._left = bytearray()
+
+    def push(self, received: bytes) -> list[bytes]:
+        """The frames that are whole now."""
+        self._left += received
+        start, found = 0, []
+        while (first := start + 4) <= len(self._left):
+            end = first + int.from_bytes(self._left[start:first], "little")
+            if end > len(self._left):
+                break
+            found.append(bytes(self._left[first:end]))
+            start = end
+        del self._left[:start]
+        return found
+
+
 def environment() -> dict[str, str]:
     """The owner's, in which the process finds this package."""
     root = str(Path(__file__).parents[2])
@@ -46,14 +67,25 @@ def limit_memory(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
+def die_first() -> None:
+    """Has the system end this process, where memory runs out, before any of the server's."""
+    with suppress(OSError):  # a system without it
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def outlive_signals() -> None:
+    """The owner drains first and then ends this process, whatever a terminal sends to all."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def serve(begin: Callable[[bytes], tuple[Callable[[bytes], bytes], float]]) -> None:
     """Answers until the input ends.
 
     `begin` makes of the first frame the function that answers, which may raise `Refusal`, and the
     seconds that one answer may take.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # the owner drains, then ends this process
-        signal.signal(number, signal.SIG_IGN)
+    outlive_signals()
     answer, limit_s = begin(_read())
     while True:
         request = _read()

@@ -19,7 +19,27 @@ from openspec.settings.setting import build, group_of
 
 logger = logging.getLogger(__name__)
 
-DESCRIPTION = "OpenAI-compatible server. Every flag is also a YAML key and an environment variable."
+DESCRIPTION = """\
+OpenAI-compatible server. Every flag is also a YAML key and an environment variable.
+
+The flags that matter first:
+
+  MODEL, --method, --draft-model           what answers, and what drafts for it
+  --host, --port, --api-key                where it listens, and for whom
+  --max-model-len, --max-num-seqs          how long a text, and how many at a time
+  --gpu-memory-utilization                 how much of the GPU it takes; on CPU: --kv-cache-memory
+  --replicas, --devices                    an engine on each of several GPUs
+
+Examples:
+
+  python -m openspec.serve                                       the embedded model
+  python -m openspec.serve Qwen/Qwen3-8B --port 8001             drafts copied from the text
+{heads}
+  python -m openspec.serve Qwen/Qwen3-8B --max-model-len 32768 --max-num-seqs 16 --replicas 4
+  OPENSPEC_API_KEY=secret python -m openspec.serve --host 0.0.0.0
+
+Which method and which head for which model: docs/your_model.md.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

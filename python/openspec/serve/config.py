@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from openspec.errors import ConfigError
-from openspec.settings.setting import check_ranges, number
+from openspec.settings.setting import check_ranges, named, number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class ServeConfig:
     """Address to listen on. Anything but the loopback address deserves an API key."""
     port: int = number(8000, 0, 65535)
     """Port to listen on; 0 lets the system pick one, which the log names."""
-    uds: str | None = None
+    uds: str | None = named(None, "PATH")
     """Unix domain socket to listen on instead of host and port."""
     api_key: list[str] | None = field(default=None, repr=False)
     """Keys that clients may send as "Authorization: Bearer KEY", separated by commas. Better set
@@ -32,10 +32,10 @@ class ServeConfig:
     generation_config: Literal["auto", "openspec"] = "auto"
     """Sampling defaults for requests that leave them out. auto: the model's
     generation_config.json; openspec: temperature 1 and no filter."""
-    chat_template: str | None = None
+    chat_template: str | None = named(None, "FILE")
     """File with a Jinja chat template, used in place of the model's own."""
-    template_date: str | None = None
-    """Date, as YYYY-MM-DD, that chat templates are told where they ask for today's. Default: the
+    template_date: str | None = named(None, "YYYY-MM-DD")
+    """Date that chat templates are told where they ask for today's. Default: the
     day the server starts; it stays until the server ends, so that prompts stay the same."""
     default_max_tokens: int | None = number(None, 1, 2**31 - 1)
     """Most tokens of an answer to a chat that names no limit, in every API. Default: what the
@@ -77,7 +77,8 @@ class ServeConfig:
     more and no other engine is left, the server ends with status 1. 0: never, and the server stays
     without one."""
     grammar_timeout_s: float = number(10.0, 0.1, 600)
-    """Seconds that compiling the grammar of one request may take: of a schema, a pattern, tools."""
+    """Seconds of processor time that compiling the grammar of one request may take: of a schema, a
+    pattern, tools."""
     allowed_origins: list[str] | None = None
     """Web origins that may call the server (CORS), separated by commas. Default: none."""
     pages: bool = True

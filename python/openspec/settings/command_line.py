@@ -32,7 +32,8 @@ def parse_command_line(
     """Values of all settings that were given somewhere; the rest keep their defaults.
 
     `--config FILE` (or OPENSPEC_CONFIG) names a YAML file. A name declared by several groups is one
-    flag. The value of a setting `model` may stand without its flag.
+    flag. The value of a setting `model` may stand without its flag. What follows the first
+    paragraph of `description` stands at the end of `--help`.
 
     Raises:
         ConfigError: for an unknown name (with the nearest one) or a value that does not fit.
@@ -144,10 +145,13 @@ def _check_flags(arguments: list[str], names: Names) -> list[str]:
 def _parser(
     groups: Sequence[SettingsGroup], names: Names, prog: str, description: str
 ) -> argparse.ArgumentParser:
+    opening, _, closing = description.partition("\n\n")
     parser = argparse.ArgumentParser(
         prog=prog,
         usage=f"{prog} {'[MODEL] ' if 'model' in names.settings else ''}[--flag VALUE ...]",
-        description=description,
+        description=opening,
+        epilog=closing,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"openspec {openspec.__version__}")
@@ -161,10 +165,7 @@ def _parser(
             if setting.name in shown:
                 continue
             shown.add(setting.name)
-            text = setting.help
-            if setting.default is not None and setting.default not in ("", [], {}):
-                text += f" (default: {setting.default})"
-            _add_flag(section, setting, text.replace("%", "%%"))
+            _add_flag(section, setting, setting.full_help.replace("%", "%%"))
     for name, spelling in names.spellings.items():
         _add_flag(parser, Setting(name, spelling.type, "", None), argparse.SUPPRESS)
     return parser
@@ -172,7 +173,7 @@ def _parser(
 
 def _add_flag(section: argparse._ActionsContainer, setting: Setting, text: str) -> None:
     """`dest` is the flag, by which errors name it."""
-    kinds: dict[str, Any] = {"metavar": _metavar(setting)}
+    kinds: dict[str, Any] = {"metavar": setting.metavar}
     if setting.type is bool:
         kinds = {"action": argparse.BooleanOptionalAction}
     elif setting.takes_pairs:
@@ -181,11 +182,3 @@ def _add_flag(section: argparse._ActionsContainer, setting: Setting, text: str) 
         kinds["nargs"] = "+"
     flag = setting.flag
     section.add_argument(flag, dest=flag, default=argparse.SUPPRESS, help=text, **kinds)
-
-
-def _metavar(setting: Setting) -> str:
-    if setting.takes_pairs:
-        return "NAME=VALUE"
-    if choices := setting.choices or setting.literals:
-        return "{" + ",".join(choices) + "}"
-    return "SIZE" if setting.is_bytes else setting.name.rpartition("_")[2].upper()

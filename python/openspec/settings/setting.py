@@ -35,6 +35,8 @@ EXPECTED: dict[object, str] = {
 """Values of a type, for people."""
 _UNIONS = (typing.Union, types.UnionType)
 
+_UNIT_OF = {"S": "SECONDS", "TIMEOUT": "SECONDS", "LEN": "TOKENS", "TOKENS": "TOKENS"}
+"""What a number counts, by the last word of its name."""
 _UNITS = {
     "": 1,
     "b": 1,
@@ -49,6 +51,11 @@ _UNITS = {
 def number(default: T, low: float, high: float, *, is_bytes: bool = False) -> T:
     """A field for a number in [low, high], or None; one in bytes also takes "2GiB"."""
     return dataclasses.field(default=default, metadata={"range": (low, high), "is_bytes": is_bytes})
+
+
+def named(default: T, metavar: str) -> T:
+    """A field whose value `--help` names in one word, such as FILE."""
+    return dataclasses.field(default=default, metadata={"metavar": metavar})
 
 
 def check_ranges(config: DataclassInstance) -> None:
@@ -76,6 +83,8 @@ class Setting:
     help: str
     default: Raw
     is_bytes: bool = False
+    value_name: str = ""
+    """What `metavar` says, where its rules say something else."""
     choices: tuple[str, ...] = ()
     """For `--help`; whoever reads the value checks it."""
     takes_words: bool = False
@@ -115,6 +124,47 @@ class Setting:
     def literals(self) -> tuple[str, ...]:
         """The only values that fit, where the type lists them."""
         return typing.get_args(self.type) if typing.get_origin(self.type) is Literal else ()
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value in `--help`: its unit, what it names, or the choices."""
+        words = self.name.upper().split("_")
+        if self.value_name:
+            return self.value_name
+        if self.takes_pairs:
+            return "NAME=VALUE"
+        if choices := self.choices or self.literals:
+            return "{" + ",".join(choices) + "}" + ",..." * self.is_list
+        if self.is_bytes:
+            return "SIZE"
+        if self.is_mapping or dict in self.kinds:
+            return "JSON"
+        if self.is_list and not self.takes_words:
+            return f"{words[-1].removesuffix('S')},..."
+        if not {int, float} & {*self.kinds}:
+            return words[-1]
+        is_count = "NUM" in words
+        if words[-1] in _UNIT_OF and not is_count:
+            return _UNIT_OF[words[-1]]
+        return "N" if int in self.kinds else "X"
+
+    @property
+    def shown_default(self) -> str:
+        """The default as it is typed; empty where there is nothing to type."""
+        if self.default is None or self.default in ("", [], {}):
+            return ""
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        if isinstance(self.default, list):
+            return ",".join(map(str, self.default))
+        if self.is_bytes and isinstance(self.default, int):
+            return _typed_bytes(self.default)
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+
+    @property
+    def full_help(self) -> str:
+        """The help text with the default, unless the text says what holds by default."""
+        return f"{self.help} Default: {shown}." if (shown := self.shown_default) else self.help
 
     @property
     def expected(self) -> str:
@@ -208,6 +258,14 @@ def format_bytes(num_bytes: int) -> str:
     return f"{num_bytes} B" if unit == "B" else f"{size:.2f} {unit}"
 
 
+def _typed_bytes(num_bytes: int) -> str:
+    """A size as `parse_bytes` reads it: 8388608 is "8MiB"."""
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if num_bytes and num_bytes % 1024**power == 0:
+            return f"{num_bytes // 1024**power}{unit}"
+    return str(num_bytes)
+
+
 def field_docs(cls: type) -> dict[str, str]:
     """The docstring under each field of a class, on one line."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
@@ -244,6 +302,7 @@ def group_of(title: str, cls: type[DataclassInstance], skip: Sequence[str] = ())
                 help=docs.get(field.name, ""),
                 default=default,
                 is_bytes=field.metadata.get("is_bytes", False),
+                value_name=field.metadata.get("metavar", ""),
                 choices=tuple(field.metadata.get("choices", ())),
                 takes_words="words" in field.metadata,
                 takes_pairs="pairs" in field.metadata,

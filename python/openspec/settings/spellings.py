@@ -126,9 +126,9 @@ VALUES = {"tool_call_parser": {"qwen3_xml": "qwen3_coder"}}
 
 REMOVED = {
     "max_total_body_bytes": "is fixed at 1/128 of the free memory, at least max_body_bytes",
-    "max_num_prompt_logprobs": "is fixed at 4194304",
+    "max_num_prompt_logprobs": "is fixed at 4194304, answers included",
     "max_num_connections": "is fixed at 16384",
-    "num_text_threads": "is fixed at 2",
+    "num_text_threads": "is fixed at 3",
     "grammar_memory": "is fixed at a quarter of the free memory, at least 1 GiB",
     "grammar_cache_memory": "is fixed at 1/64 of the free memory, at least 16 MiB",
     "max_failures_in_a_row": "is fixed at 3",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from openspec.messages import (
@@ -18,29 +19,9 @@ from openspec.messages import (
 )
 from openspec.step_detail import StepDetail, steps_of
 from openspec.text.detokenizer import IncrementalDetokenizer
+from openspec.text.logprobs import LogprobRows, PositionLogprobs
 from openspec.text.stop_strings import StopStrings
 from openspec.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Logprob:
-    """One token's log-probability at one position."""
-
-    logprob: float
-    rank: int
-    """1 is the most likely token of the vocabulary."""
-    decoded_token: str
-    """The token alone as text; U+FFFD where it is no whole character."""
-    token_bytes: bytes
-
-
-PositionLogprobs = Mapping[int, Logprob]
-"""By token id: first the token itself, then the best others in falling order."""
-
-
-def top_logprobs(position: PositionLogprobs, num: int) -> list[tuple[int, Logprob]]:
-    """The `num` best tokens of a position, best first."""
-    return sorted(position.items(), key=lambda item: item[1].rank)[:num]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +53,7 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: list[int]
-    logprobs: list[PositionLogprobs] | None
+    logprobs: Sequence[PositionLogprobs] | None
     """One for each of token_ids, if asked for."""
     text_offsets: list[int]
     """Where the text of each token begins in the text, or would, were it not cut."""
@@ -147,19 +128,19 @@ class RequestOutputProcessor:
         shown_token_ids: Collection[int] = (),
         stop_strings: StopStrings | None = None,
         arrival_time: float | None = None,
-        keeps_steps: bool = True,
+        keeps_details: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`stop_strings` may be given to share one automaton between the sequences of a request.
 
         `shown_token_ids` are special tokens that the text has even where it skips special ones.
-        Without `keeps_steps` only the deltas have steps: those of a long answer are many objects.
+        Without `keeps_details` only the deltas have steps and log-probabilities: those of a long
+        answer are many objects.
         """
         self.request = request
         self.index = index
         self.num_cached_tokens = 0
-        self._prompt_entries: list[TokenLogprobs] | None = None
-        self._prompt_logprobs: list[PositionLogprobs | None] | None = None
+        self._prompt_logprobs: list[TokenLogprobs] | None = None
         self._tokenizer = tokenizer
         self._params = request.sampling
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -174,10 +155,10 @@ class RequestOutputProcessor:
         self._texts: list[str] = []
         self._num_chars = 0
         self._token_ids: list[int] = []
-        self._logprobs: list[PositionLogprobs] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._text_offsets: list[int] = []
         self._cumulative_logprob = 0.0
-        self._wants_steps, self._keeps_steps = request.speculative.detailed, keeps_steps
+        self._wants_steps, self._keeps_details = request.speculative.detailed, keeps_details
         self._steps: list[StepDetail] = []
         self._token_texts: list[str] = []
         self._finish_reason: str | None = None
@@ -195,16 +176,11 @@ class RequestOutputProcessor:
         return self._finish_reason is not None
 
     @property
-    def prompt_logprobs(self) -> list[PositionLogprobs | None] | None:
-        """One for each prompt token, None for the first; None while there are none.
-
-        Described where they are first read: for a long prompt that takes seconds, which the server
-        spends in a thread.
-        """
-        if self._prompt_entries is not None:
-            entries, self._prompt_entries = self._prompt_entries, None
-            self._prompt_logprobs = [None, *(self._describe(entry) for entry in entries)]
-        return self._prompt_logprobs
+    def prompt_logprobs(self) -> Sequence[PositionLogprobs | None] | None:
+        """One for each prompt token, None for the first; None while there are none."""
+        if self._prompt_logprobs is None:
+            return None
+        return LogprobRows(self._tokenizer, [None, *self._prompt_logprobs])
 
     @property
     def num_output_tokens(self) -> int:
@@ -217,8 +193,8 @@ class RequestOutputProcessor:
             return OutputDelta()
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         if output.prompt_logprobs is not None:
-            self._prompt_entries = output.prompt_logprobs
-        first = len(self._token_ids)
+            self._prompt_logprobs = output.prompt_logprobs
+        first, first_entry = len(self._token_ids), len(self._logprobs)
         text, stop = self._read_tokens(output)
         self._count(output, len(self._token_ids) - first)
         finish_reason = output.finish_reason
@@ -237,8 +213,11 @@ class RequestOutputProcessor:
             steps = output.steps or []
             if stop is not None:  # nothing else ends within a step
                 steps = steps_of(steps, len(self._token_ids) - first)
-            if self._keeps_steps:
+            if self._keeps_details:
                 self._steps += steps
+        logprobs = self._rows(first_entry)
+        if not self._keeps_details:
+            self._logprobs.clear()
         now = self._clock()
         if len(self._token_ids) > first:
             self._last_token_time = now
@@ -250,7 +229,7 @@ class RequestOutputProcessor:
         return OutputDelta(
             text=text,
             token_ids=self._token_ids[first:],
-            logprobs=self._logprobs[first:] if self._wants_logprobs else None,
+            logprobs=logprobs,
             text_offsets=self._text_offsets[first:],
             steps=steps,
             token_texts=self._token_texts[first:],
@@ -266,13 +245,13 @@ class RequestOutputProcessor:
             index=self.index,
             text="".join(self._texts),
             token_ids=list(self._token_ids),
-            logprobs=list(self._logprobs) if self._wants_logprobs else None,
+            logprobs=self._rows(0) if self._keeps_details else None,
             text_offsets=list(self._text_offsets),
             cumulative_logprob=self._cumulative_logprob if self._wants_logprobs else None,
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
             metrics=self.metrics(),
-            steps=list(self._steps) if self._wants_steps and self._keeps_steps else None,
+            steps=list(self._steps) if self._wants_steps and self._keeps_details else None,
             token_texts=list(self._token_texts),
         )
 
@@ -328,7 +307,7 @@ class RequestOutputProcessor:
                 self._token_texts.append(piece)
             if self._wants_logprobs and output.logprobs is not None:
                 entry = output.logprobs[position]
-                self._logprobs.append(self._describe(entry))
+                self._logprobs.append(entry)
                 self._cumulative_logprob += entry.logprobs[0]
             text, stop = self._release(piece)
             texts.append(text)
@@ -377,26 +356,18 @@ class RequestOutputProcessor:
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held], None
 
-    def _describe(self, entry: TokenLogprobs) -> PositionLogprobs:
-        described: dict[int, Logprob] = {}
-        for place, (token_id, logprob) in enumerate(
-            zip(entry.token_ids, entry.logprobs, strict=True)
-        ):
-            if token_id not in described:
-                described[token_id] = Logprob(
-                    logprob,
-                    place or entry.rank,
-                    self._tokenizer.token_text(token_id),
-                    self._tokenizer.token_bytes(token_id),
-                )
-        return described
+    def _rows(self, first: int) -> LogprobRows[PositionLogprobs] | None:
+        if not self._wants_logprobs:
+            return None
+        return LogprobRows(self._tokenizer, self._logprobs[first:])
 
 
 def request_output(
     request_id: str, prompt: str | None, processors: Sequence[RequestOutputProcessor]
 ) -> RequestOutput:
     """The state of a request from its sequences (`n` of them, same prompt)."""
-    outputs = [processor.output() for processor in processors]
+    outputs = [_described(processor.output()) for processor in processors]
+    prompt_logprobs = processors[0].prompt_logprobs
     parts = [output.metrics for output in outputs]
     stats = [part.spec_decode for part in parts if part.spec_decode is not None]
     finished = all(output.finished for output in outputs)
@@ -407,7 +378,7 @@ def request_output(
         request_id=request_id,
         prompt=prompt,
         prompt_token_ids=list(processors[0].request.prompt_token_ids),
-        prompt_logprobs=processors[0].prompt_logprobs,
+        prompt_logprobs=None if prompt_logprobs is None else list(prompt_logprobs),
         outputs=outputs,
         finished=finished,
         num_cached_tokens=max(processor.num_cached_tokens for processor in processors),
@@ -419,3 +390,9 @@ def request_output(
             spec_decode=total_speculation(stats) if stats else None,
         ),
     )
+
+
+def _described(output: CompletionOutput) -> CompletionOutput:
+    if output.logprobs is None:
+        return output
+    return dataclasses.replace(output, logprobs=list(output.logprobs))

@@ -1,8 +1,7 @@
 """`python -m openspec.convert_drafter SRC DST`: a draft model that openspec can read.
 
 Takes pytorch_model.bin (or safetensors of another float type) and writes model.safetensors in
-bfloat16, tensor names as they are, and a copy of config.json; all of it, or nothing. Needs torch
-and numpy.
+bfloat16, tensor names as they are, and a copy of config.json; all of it, or nothing. Needs torch.
 This is the one place that opens a pickle, with torch's restricted reader and only on request; the
 engine never does.
 """
@@ -127,11 +126,10 @@ def _write_folder(root: Path, target: Path, tensors: Mapping[str, torch.Tensor])
 
 def _read(root: Path) -> dict[str, torch.Tensor]:
     try:
-        import numpy  # noqa: F401  (safetensors writes torch's tensors through it)
         import torch
     except ImportError as error:
         raise ConfigError(
-            f"the conversion needs torch and numpy ({error}); install both, or convert elsewhere"
+            f"the conversion needs torch ({error}); install it, or convert elsewhere"
         ) from None
 
     found = sorted(root.glob(PICKLED_PATTERN))

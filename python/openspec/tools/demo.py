@@ -65,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m openspec.demo", description=__doc__)
     parser.add_argument("prompt", nargs="?", default=DEFAULT_PROMPT, help="what to ask")
     parser.add_argument("--model", default=None, help="folder or id of the hub; default: embedded")
-    parser.add_argument("--max-tokens", type=int, default=256, help="longest answer")
+    parser.add_argument(
+        "--max-tokens", type=int, default=256, metavar="TOKENS", help="longest answer"
+    )
     parser.add_argument("--no-color", action="store_true", help="as NO_COLOR=1 does")
     args = parser.parse_args(argv)
     try:
@@ -192,9 +194,10 @@ def _measure(
 def figures_of_demo(
     plain: Sequence[LoadResult], speculative: Sequence[LoadResult], is_identical: bool
 ) -> list[str]:
-    """What speculation did for the answer. No speed is shown for a text that is not the plain one.
+    """What speculation did for the answer.
 
-    Speeds are medians over the turns, prompt processing included.
+    No speed is shown for a text that is not the plain one, and no ratio where nothing was drafted:
+    it would be the machine's noise. Speeds are medians over the turns, with the prompt's time.
     """
     identical = f"identical to plain decoding: {'yes' if is_identical else 'NO'}"
     if not is_identical:
@@ -202,13 +205,16 @@ def figures_of_demo(
     counters = speculation_of(speculative[0].completions)
     speed = median(result.tokens_per_s for result in speculative)
     plain_speed = median(result.tokens_per_s for result in plain)
-    parts = [f"{speculative[0].output_tokens} tokens at {speed:.0f} tok/s"]
-    if counters.num_drafts:
-        parts.append(f"acceptance rate {acceptance_rate(counters):.0%}")
-        parts.append(f"mean acceptance length {mean_acceptance_length(counters):.2f}")
-    parts.append(f"{speed / plain_speed:.2f}x plain decoding ({plain_speed:.0f} tok/s)")
+    answered = f"{speculative[0].output_tokens} tokens at {speed:.0f} tok/s"
+    if not counters.num_drafts:
+        return [
+            f"{answered}, {identical}",
+            "0 drafted: nothing to copy from the text so far, or nothing that would pay",
+        ]
     return [
-        ", ".join((*parts, identical)),
-        f"{counters.num_draft_tokens} drafted, {counters.num_accepted_tokens} accepted, "
-        f"{speed / plain_speed:.2f} times plain",
+        f"{answered}, {speed / plain_speed:.2f}x plain decoding ({plain_speed:.0f} tok/s), "
+        f"{identical}",
+        f"{counters.num_draft_tokens} drafted, {counters.num_accepted_tokens} accepted: acceptance "
+        f"rate {acceptance_rate(counters):.0%}, mean acceptance length "
+        f"{mean_acceptance_length(counters):.2f} tokens a step",
     ]

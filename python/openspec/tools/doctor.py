@@ -85,6 +85,16 @@ class Sample:
 
 Measure = Callable[[EngineConfig], Sample]
 
+DESCRIPTION = """\
+Checks a drafter against a model: what the draft checkpoint is, and what is accepted.
+
+Examples:
+
+{heads}
+
+Exit status: 0, it fits; 1, something is wrong, and a line says what; 2, it cannot run.
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0 it fits, 1 it does not, 2 it cannot run."""
@@ -92,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config, values = parse_engine_args(
             "python -m openspec.doctor",
-            "Checks a drafter against a model: what the draft checkpoint is, and what is accepted.",
+            DESCRIPTION,
             argv,
             [group_of("doctor", DoctorConfig)],
         )

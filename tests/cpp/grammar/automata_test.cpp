@@ -9,7 +9,6 @@
 
 #include "check_test.h"
 #include "core/check.h"
-#include "core/check.h"
 #include "grammar/compiled_grammar.h"
 #include "grammar/grammar_state.h"
 
@@ -35,7 +34,8 @@ struct Automaton {
     for (const int end : ends) text += (text.back() == ';' ? "" : ",") + std::to_string(end);
     for (const Edge& edge : edges) {
       text += ";";
-      for (const int number : {edge.from, edge.low, edge.high}) text += std::to_string(number) + ",";
+      for (const int number : {edge.from, edge.low, edge.high})
+        text += std::to_string(number) + ",";
       text += std::to_string(edge.to);
     }
     return text;
@@ -132,8 +132,8 @@ std::shared_ptr<const Vocabulary> vocabulary(std::mt19937& random) {
 std::shared_ptr<const CompiledGrammar> grammar_of(std::shared_ptr<const Vocabulary> words,
                                                   const std::string& rules) {
   return CompiledGrammar::structural_tag(
-      std::move(words),
-      R"({"type": "structural_tag", "format": {"type": "grammar", "grammar": ")" + rules + R"("}})");
+      std::move(words), R"({"type": "structural_tag", "format": {"type": "grammar", "grammar": ")" +
+                            rules + R"("}})");
 }
 
 Ids allowed(GrammarState& state) {

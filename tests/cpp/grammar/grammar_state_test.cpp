@@ -9,6 +9,7 @@
 
 #include "check_test.h"
 #include "grammar/compiled_grammar.h"
+#include "kernels/choose/choose.h"
 #include "runtime/drafting/row_masks.h"
 
 namespace openspec::testing {

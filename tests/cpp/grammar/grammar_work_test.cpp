@@ -24,8 +24,8 @@ std::shared_ptr<const CompiledGrammar> grammar(const std::string& rules) {
   static const auto words = std::make_shared<const Vocabulary>(
       std::vector<std::string>{"<end>", "a", "b", "x"}, 4, Ids{kEnd});
   return CompiledGrammar::structural_tag(
-      words,
-      R"({"type": "structural_tag", "format": {"type": "grammar", "grammar": ")" + rules + R"("}})");
+      words, R"({"type": "structural_tag", "format": {"type": "grammar", "grammar": ")" + rules +
+                 R"("}})");
 }
 
 /// Of texts whose states pile up: each token's work grows with the text.
@@ -35,8 +35,7 @@ std::shared_ptr<const CompiledGrammar> ambiguous() {
 
 Ids mask_of(GrammarPlace& place, const Ids& output) {
   Ids mask(1, 0);
-  const bool is_done =
-      place.use(output, 1, [&](GrammarState& state) { CHECK(state.fill(mask)); });
+  const bool is_done = place.use(output, 1, [&](GrammarState& state) { CHECK(state.fill(mask)); });
   return is_done ? mask : Ids{};
 }
 
@@ -99,7 +98,7 @@ TEST(a_mask_for_which_the_step_has_no_time_is_made_beside_it) {
 
 TEST(slow_masks_are_made_beside_the_steps_until_they_are_ordinary) {
   GrammarWork work;
-  work.times.mask = work.times.token = 0.0;  // nothing is ordinary
+  work.times.mask = work.times.token = work.times.mask_per_id = 0.0;  // nothing is ordinary
   work.begin_step();
   Sequence one(work, grammar(R"(root ::= \"a\"* (\"b\" | \"x\"))"));
   CHECK_EQ(mask_of(one.place, {kA}), (Ids{1 << kA | 1 << kB | 1 << kX}));
@@ -208,9 +207,9 @@ TEST(grammars_whose_shortest_text_is_too_long_are_refused) {
 
 TEST(texts_of_every_kind_of_rule_end) {
   for (const std::string rules :
-       {R"(root ::= \"a\" root | \"b\")", R"(root ::= \"a\"*)", R"(root ::= [ab]{2,9} x?\nx ::= \"x\")",
-        R"(root ::= Regex(\"(ab)+x\"))", R"(root ::= TagDispatch((\"ab\", more))\nmore ::= \"x\")",
-        R"(root ::= \"\")"}) {
+       {R"(root ::= \"a\" root | \"b\")", R"(root ::= \"a\"*)",
+        R"(root ::= [ab]{2,9} x?\nx ::= \"x\")", R"(root ::= Regex(\"(ab)+x\"))",
+        R"(root ::= TagDispatch((\"ab\", more))\nmore ::= \"x\")", R"(root ::= \"\")"}) {
     grammar(rules);
   }
 }

@@ -227,8 +227,8 @@ inline void add_grammars(RunningJobs& work) {
   }
   const auto end = std::find(is_said.begin(), is_said.end(), false) - is_said.begin();
   CHECK_LT(end, kRunningVocab);
-  const auto words = std::make_shared<const Vocabulary>(tokens, kRunningVocab,
-                                                        Ids{static_cast<int32_t>(end)});
+  const auto words =
+      std::make_shared<const Vocabulary>(tokens, kRunningVocab, Ids{static_cast<int32_t>(end)});
   const auto grammar = CompiledGrammar::structural_tag(
       words,
       R"({"type": "structural_tag", "format": {"type": "regex", "pattern": "([a-h][a-h])+"}})");

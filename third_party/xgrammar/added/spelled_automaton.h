@@ -2,8 +2,8 @@
 //
 //   automaton:NUM_STATES;END,END,...;FROM,LOW,HIGH,TO;FROM,LOW,HIGH,TO;...
 //
-// Decimal numbers. State 0 is the start, and a state may be an end; a transition takes the bytes LOW to HIGH. Of one
-// state no two transitions share a byte, so the automaton is deterministic.
+// Decimal numbers. State 0 is the start, and a state may be an end; a transition takes the bytes
+// LOW to HIGH. Of one state no two transitions share a byte, so the automaton is deterministic.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,8 @@ class SpelledAutomaton {
   static constexpr std::string_view kMark = "automaton:";
   static constexpr int kMostStates = 1 << 20;
 
-  // Numbers with commas between them, up to a semicolon, which is taken away with them; nothing where there is more.
+  // Numbers with commas between them, up to a semicolon, which is taken away with them; nothing
+  // where there is more.
   static std::optional<std::vector<int>> Numbers(std::string_view& text) {
     const std::string_view part = text.substr(0, text.find(';'));
     text.remove_prefix(std::min(text.size(), part.size() + 1));
@@ -77,7 +78,8 @@ class SpelledAutomaton {
       const auto numbers = Numbers(text);
       if (!numbers || numbers->size() != 4) return "a transition is FROM,LOW,HIGH,TO";
       const std::array<int, 4> one = {(*numbers)[0], (*numbers)[1], (*numbers)[2], (*numbers)[3]};
-      if (!is_state(one[0]) || !is_state(one[3])) return "a transition names a state that is not there";
+      if (!is_state(one[0]) || !is_state(one[3]))
+        return "a transition names a state that is not there";
       if (one[1] > one[2] || one[2] > 255) return "a transition takes the bytes LOW to HIGH";
       transitions_.push_back(one);
     }

@@ -8,7 +8,8 @@ namespace xgrammar {
 // Units until SpendMoreWork looks again, by thread. A unit is some tens of nanoseconds.
 extern __thread int64_t work_left;
 
-// Defined by the library's user, who sets work_left anew or throws. A parser that is left by an exception is of no use.
+// Defined by the library's user, who sets work_left anew or throws. A parser that is left by an
+// exception is of no use.
 void SpendMoreWork();
 
 inline void SpendWork(int64_t units) {

@@ -87,7 +87,7 @@ class Eagle3Drafter final : public Eagle3HeadDrafter {
         copy_rows(exec, rows.source, feature_of_slot(), hidden(), rows.num_rows, head_.hidden_size);
       }
       run(exec, table, rows, wanted.expected_kv_len);
-      model_->logits(exec, nullptr, rows.num_rows, logits_of(depth));
+      model_->logits(exec, target_.head, nullptr, rows.num_rows, logits_of(depth));
       draw(exec, table,
            {.rows = rows.batch(),
             .sample_row = rows.row_span,  // a row's own number; -1: padding
@@ -119,7 +119,7 @@ class Eagle3Drafter final : public Eagle3HeadDrafter {
     void* root_outputs = at<void>(at_.root_outputs);
     copy_rows(exec, roots.source, feature_of_slot(), root_outputs, num_seqs, head_.hidden_size);
     run(exec, table, roots, wanted.expected_kv_len, root_outputs);
-    model_->logits(exec, nullptr, num_seqs, at<float>(at_.logits));
+    model_->logits(exec, target_.head, nullptr, num_seqs, at<float>(at_.logits));
     find_best(exec, table, roots, roots.row_span, num_seqs);
     for (int level = 1; level <= shape_.depth; ++level) {
       const DraftRows rows = draft_rows(num_seqs * level * shape_.top_k, num_seqs);
@@ -148,7 +148,8 @@ class Eagle3Drafter final : public Eagle3HeadDrafter {
       std::swap(outputs, next);
       run(exec, table, rows, wanted.expected_kv_len, outputs, /*may_have_trees=*/true);
       const int32_t* frontier_row = at<int32_t>(at_.frontier_row);
-      model_->logits(exec, frontier_row, num_seqs * shape_.top_k, at<float>(at_.logits));
+      model_->logits(exec, target_.head, frontier_row, num_seqs * shape_.top_k,
+                     at<float>(at_.logits));
       find_best(exec, table, rows, frontier_row, num_seqs * shape_.top_k);
     }
     ops::pick_drafts(exec, {.trees = trees,

@@ -42,7 +42,7 @@ class PEagleDrafter final : public OnePassDrafter<Eagle3HeadDrafter> {
     if (rows.num_rows == 0) return;
     copy_rows(exec, rows.source, feature_of_slot(), hidden(), rows.num_rows, head_.hidden_size);
     run(exec, table, rows, wanted.expected_kv_len);
-    model_->logits(exec, head_row(), rows.num_rows, logits());
+    model_->logits(exec, target_.head, head_row(), rows.num_rows, logits());
     if (makes_trees()) {
       find_best(exec, table, best_of(rows, rows.num_rows, top_k_));
       grow_trees(exec, wanted, top_k_);

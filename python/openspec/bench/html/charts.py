@@ -58,11 +58,21 @@ def positions(documents: Sequence[Document]) -> str:
     headings = ["workload", "requests", *(str(position) for position in range(1, longest - 1))]
     return (
         "<h2>Acceptance by position</h2><p>The share of drafts whose token at a position, and all "
-        "before it, equalled the target's choice. The colours are those of the demo and of "
-        f"<code>/ui</code>: {tint_legend()}</p>"
+        f"before it, equalled the target's choice. {_base(documents)} The hues are those of the "
+        f"demo and, paler, of <code>/ui</code>: {tint_legend()}</p>"
         f'<div class="charts">{"".join(charts)}</div>'
         f'<div class="dense">{table(headings, lines, num_words=2)}</div>'
     )
+
+
+def _base(documents: Sequence[Document]) -> str:
+    """What the shares are of."""
+    drafted = [run for document in documents for run in document.runs if run.num_drafts]
+    if all(run.num_drafts_per_pos for run in drafted):
+        return "It is of the drafts that reached the position, which are those with a token there."
+    if any(run.num_drafts_per_pos for run in drafted):
+        return "One file's is of the drafts with a token there, the earlier one's of all drafts."
+    return "It is of all drafts, also of those that were too short to have a token there."
 
 
 def latencies(documents: Sequence[Document]) -> str:
@@ -140,8 +150,8 @@ def budgets(documents: Sequence[Document]) -> str:
         return ""
     return (
         "<h2>What the row budget chose</h2><p>openspec times its own steps when it starts, and "
-        "takes as many drafts as make the most tokens a second. The table shows the draft tokens "
-        "of a sequence in a step, on average, and the share of steps that had any.</p>"
+        "takes as many drafts as make the most tokens a second. The last table shows the draft "
+        "tokens of a sequence in a step, on average, and the share of its steps with any.</p>"
         + "".join(found)
     )
 
@@ -182,24 +192,17 @@ def _choices(document: Document, document_at: int, letter: str) -> str:
     ]
     if not runs:
         return ""
-    columns = sorted({run.concurrency for _, run in runs})
     rows = []
-    for workload, method in dict.fromkeys((run.workload, run.method) for _, run in runs):
-        by_column = {
-            run.concurrency: (at, run)
-            for at, run in runs
-            if (run.workload, run.method) == (workload, method)
-        }
-        cells = [td(f"<bdi>{words(f'{letter}{workload}')}</bdi>", "w")]
-        for column in columns:
-            if column not in by_column:
-                cells.append(td(""))
-                continue
-            at, run = by_column[column]
-            place = f"{document_at}/runs/{at}"
-            drafts = number(run.draft_tokens_per_step, f"{place}/draft_tokens_per_step", 2)
-            share = number(run.steps_with_drafts, f"{place}/steps_with_drafts", 0, "%")
-            cells.append(td(f'{drafts} <span class="quiet">{share}</span>'))
-        rows.append(row(cells))
-    headings = ["workload", *(requests(n) if n == 1 else str(n) for n in columns)]
-    return table(headings, rows, num_words=1)
+    previous = ("", "")
+    for at, run in runs:
+        place, name = f"{document_at}/runs/{at}", (run.workload, run.method)
+        is_first, previous = name != previous, name
+        cells = [
+            td(f"<bdi>{words(f'{letter}{run.workload}')}</bdi>" if is_first else "", "w"),
+            td(number(run.concurrency, f"{place}/concurrency", 0), "w"),
+            td(number(run.draft_tokens_per_step, f"{place}/draft_tokens_per_step", 2)),
+            td(number(run.steps_with_drafts, f"{place}/steps_with_drafts", 0, "%")),
+        ]
+        rows.append(row(cells, is_first=is_first))
+    headings = ("workload", "requests", "draft tokens a step", "steps with drafts")
+    return table(headings, rows, num_words=2)

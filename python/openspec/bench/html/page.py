@@ -52,7 +52,10 @@ pre { padding: .8rem 1rem; border: 1px solid var(--line); border-radius: 8px; wh
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1.4rem; font-size: .87rem }
 dt { color: var(--quiet) } dd { margin: 0; overflow-wrap: anywhere }
 .sides { display: grid; grid-template-columns: repeat(auto-fit, minmax(22rem, 1fr)); gap: 0 2rem }
-@media screen and (max-width: 44rem) { .charts { overflow-x: auto } .chart { max-width: none } }
+@media screen and (max-width: 44rem) {
+  .charts { overflow-x: auto; flex-wrap: nowrap; scroll-snap-type: x proximity }
+  .chart { max-width: none; flex: none; scroll-snap-align: start }
+}
 @page { margin: 13mm 12mm }
 @media print {
   body { padding: 0; max-width: none; font-size: 11px }

@@ -73,6 +73,8 @@ def tiles(document: Document) -> str:
         ):
             run = document.runs[at]
             what = f"{name}: {run.workload}, {requests(run.concurrency)}"
+            if not run.is_clear:
+                what += "; the turns lie on both sides of 1, so it may be chance"
             cells.append((number(run.speedup, f"0/runs/{at}/speedup", 2, "x"), what))
     fast = [(at, run) for at, run in enumerate(document.runs) if run.is_shown]
     if fast:

@@ -29,7 +29,8 @@ def tables(documents: Sequence[Document]) -> str:
         '<p class="quiet">Medians and 99th percentiles in milliseconds. <i>First token</i> counts '
         "from sending the request, <i>ms/token</i> from the first chunk to the last. "
         "<i>Accepted</i> is the share of draft tokens, <i>length</i> the mean number of tokens "
-        "of a step with drafts.</p>"
+        "of a step with drafts. A ratio is pale where its turns lie on both sides of 1: it may be "
+        "chance.</p>"
     )
     return "\n".join(parts)
 
@@ -65,7 +66,10 @@ def _run_rows(document_at: int, document: Document) -> Iterator[str]:
             [
                 *names,
                 td(speed(run, at, document_at)),
-                td(number(run.speedup, f"{place}/speedup", 2, "x") + spread, "strong"),
+                td(
+                    number(run.speedup, f"{place}/speedup", 2, "x") + spread,
+                    "strong" if run.is_clear else "quiet",
+                ),
                 td(number(run.ttft_ms or None, f"{place}/ttft_ms", 1)),
                 td(number(run.ttft_ms_p99 or None, f"{place}/ttft_ms_p99", 1)),
                 td(number(run.tpot_ms or None, f"{place}/tpot_ms", 2)),

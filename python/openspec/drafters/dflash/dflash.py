@@ -11,12 +11,11 @@ from openspec.checkpoint.draft_head import (
     HEAD,
     LAYER_TENSORS,
     QK_NORMS,
-    TARGET_EMBEDDING,
-    TOKEN_MAP,
     DraftHead,
     layers_of_user,
 )
 from openspec.checkpoint.draft_model import DraftCheckpoint, open_draft_checkpoint, read_draft_keys
+from openspec.checkpoint.token_map import TOKEN_MAP
 from openspec.checkpoint.weights import DraftModel
 from openspec.drafters.dflash.dflash_format import (
     AUTO,
@@ -69,8 +68,7 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
 
     user = layers_of_user(str(setup.options[CAPTURE_LAYERS]))
     layer_ids = user or named_layer_ids(dialect, checkpoint, target)
-    originals = {EMBEDDING: (TARGET_EMBEDDING,), HEAD: (HEAD, TARGET_EMBEDDING)}
-    head = DraftHead(checkpoint, dialect, layer_ids, target, originals)
+    head = DraftHead(checkpoint, dialect, layer_ids, target)
     if rank == 0:
         head.ignored.update(dict.fromkeys(CONFIDENCE_TENSORS, "only used beside a Markov head"))
     draft_vocab = target.vocab_size
@@ -88,7 +86,6 @@ def _read_draft_model(setup: DraftSetup, has_markov: bool) -> DraftModel:
         is_causal=dialect.is_causal,
         sliding_is_causal=dialect.sliding_is_causal,
         window_follows_rows=dialect.window_follows_rows,
-        has_head=head.has(HEAD),
         markov_rank=rank,
         conv_group=dialect.parts.conv_group,
         selector_rank=dialect.parts.selector_rank,
@@ -243,12 +240,18 @@ def _num_drafts_of(folder: Path, options: Options) -> int:
 
 
 def make_spec(
-    name: str, summary: str, num_drafts: int, has_markov: bool, aliases: tuple[str, ...] = ()
+    name: str,
+    summary: str,
+    example: tuple[str, str],
+    num_drafts: int,
+    has_markov: bool,
+    aliases: tuple[str, ...] = (),
 ) -> DrafterSpec:
     """A method of the family; `num_drafts` where no checkpoint says it."""
     return DrafterSpec(
         name=name,
         summary=summary,
+        example=example,
         aliases=aliases,
         default_num_speculative_tokens=num_drafts,
         max_num_speculative_tokens=MAX_BLOCK,
@@ -265,6 +268,7 @@ def make_spec(
 SPEC = make_spec(
     "dflash",
     "a head of several layers reads the target's hidden states and drafts a block at once",
+    ("Qwen/Qwen3-8B", "z-lab/Qwen3-8B-DFlash-b16"),
     num_drafts=15,
     has_markov=False,
     aliases=("dflash2",),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from openspec.checkpoint.draft_head import TOKEN_MAP, TOKEN_MASK, listed
+from openspec.checkpoint.draft_head import listed
+from openspec.checkpoint.token_map import TOKEN_MAP, TOKEN_MASK
 from openspec.checkpoint.weights import DraftModel
 from openspec.drafters.eagle3.eagle3_format import (
     AUTO,
@@ -125,6 +126,7 @@ def _num_nodes(depth: int, options: Options) -> int:
 SPEC = DrafterSpec(
     name="eagle3",
     summary="a head reads the target's hidden states and drafts chains or trees, token by token",
+    example=("Qwen/Qwen3-8B", "AngelSlim/Qwen3-8B_eagle3"),
     default_num_speculative_tokens=3,
     max_num_speculative_tokens=15,
     options=(

@@ -11,8 +11,6 @@ from openspec.checkpoint.draft_head import (
     HEAD,
     LAYER_TENSORS,
     QK_NORMS,
-    TARGET_EMBEDDING,
-    TOKEN_MAP,
     Dialect,
     DraftHead,
     LayerIds,
@@ -25,6 +23,7 @@ from openspec.checkpoint.draft_head import (
 from openspec.checkpoint.draft_model import DraftCheckpoint, open_draft_checkpoint
 from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.targets.sliding_layers import SlidingLayers, read_sliding_layers
+from openspec.checkpoint.token_map import TOKEN_MAP
 from openspec.drafters.spec import DraftSetup
 from openspec.errors import ConfigError
 from openspec.specs.head import CaptureNorm, HeadSpec
@@ -40,7 +39,7 @@ INNER_LAYER = "midlayer."
 """The first layer's prefix in the names that the runner expects."""
 LAYER_PREFIXES = (INNER_LAYER, "layers.0.")
 HIDDEN_NORM, INPUT_NORM = "hidden_norm.weight", "input_layernorm.weight"
-OUTER_TENSORS = ("fc.weight", "norm.weight", HEAD)
+OUTER_TENSORS = ("fc.weight", "norm.weight")
 LEGACY_SLICES = ("aux_norm_low.weight", "aux_norm_mid.weight", "aux_norm_high.weight")
 MAX_LAYERS = 64
 
@@ -143,7 +142,7 @@ def read_head(setup: DraftSetup, method: str) -> HeadParts:
         or dialect.layer_ids
         or default_layers(target.num_layers)
     )
-    head = DraftHead(checkpoint, dialect, layer_ids, target, {EMBEDDING: (TARGET_EMBEDDING,)})
+    head = DraftHead(checkpoint, dialect, layer_ids, target)
     vocab = target.vocab_size
     draft_vocab = dialect.keys.integer("draft_vocab_size", 1, vocab, vocab)
     has_qk_norm = any(first + name in checkpoint.tensors for name in QK_NORMS)
@@ -155,7 +154,7 @@ def read_head(setup: DraftSetup, method: str) -> HeadParts:
         names |= {at + name: at + name for name in inner if name != INPUT_NORM}
         names[at + _norm_of_layer(checkpoint, at)] = at + INPUT_NORM
     names |= {name: name for name in OUTER_TENSORS}
-    names |= {name: name for name in (EMBEDDING, TOKEN_MAP) if head.has(name)}
+    names |= {name: name for name in (EMBEDDING, HEAD, TOKEN_MAP) if head.has(name)}
     norm_kind, norm_names = _capture_norms(format, checkpoint, len(head.layers))
     is_norm_first = dialect.keys.boolean("norm_before_residual", False)
     feedback = setup.options.get(DRAFT_FEEDBACK, AUTO)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from openspec.checkpoint.draft_head import TOKEN_MAP
 from openspec.checkpoint.strict_json import JsonKeys
+from openspec.checkpoint.token_map import TOKEN_MAP
 from openspec.checkpoint.weights import DraftModel
 from openspec.drafters.eagle3.eagle3_format import MASK_HIDDEN, PARALLEL, read_head
 from openspec.drafters.spec import (
@@ -73,6 +73,7 @@ def _plan_checkup(setup: DraftSetup) -> Checkup:
 SPEC = DrafterSpec(
     name=PARALLEL,
     summary="a head reads the target's hidden states and drafts all tokens in one pass",
+    example=("Qwen/Qwen3-8B", "RedHatAI/Qwen3-8B-speculator.peagle"),
     default_num_speculative_tokens=4,
     max_num_speculative_tokens=MAX_DEPTH,
     aliases=("p-eagle", "p_eagle"),

@@ -188,7 +188,7 @@ class KVEventPublisher:
             import zmq
         except ImportError:
             raise ConfigError(
-                "kv_events_config needs pyzmq; pip install 'openspec[kv-events]'"
+                'kv_events_config needs pyzmq; in the checkout: pip install ".[kv-events]"'
             ) from None
         self._zmq = zmq
         self._page_size = page_size

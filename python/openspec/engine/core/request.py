@@ -78,7 +78,10 @@ class Request:
         self.prompt_len = len(self.source.prompt_token_ids)
         self.num_tokens = self.prompt_len
         self.needs_prompt_logprobs = self.source.sampling.prompt_logprobs is not None
-        self.spec_decode = SpecDecodeStats(num_accepted_tokens_per_pos=[0] * self.draft_depth)
+        self.spec_decode = SpecDecodeStats(
+            num_accepted_tokens_per_pos=[0] * self.draft_depth,
+            num_drafts_per_pos=[0] * self.draft_depth,
+        )
 
     @property
     def token_ids(self) -> list[int]:

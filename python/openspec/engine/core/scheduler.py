@@ -34,7 +34,7 @@ from openspec.messages import (
     record_step,
 )
 from openspec.specs.runner import RunnerConfig
-from openspec.step_detail import StepDetail, steps_of
+from openspec.step_detail import StepDetail, depth_of, steps_of
 
 if TYPE_CHECKING:
     from openspec import _C
@@ -58,7 +58,9 @@ class Scheduler:
         self._num_arrivals = 0
         self._depth = config.draft_depth
         self._held: list[Request] = []
-        self._stats = EngineStats(num_accepted_tokens_per_pos=[0] * self._depth)
+        self._stats = EngineStats(
+            num_accepted_tokens_per_pos=[0] * self._depth, num_drafts_per_pos=[0] * self._depth
+        )
 
     # Submission and cancellation
 
@@ -306,11 +308,14 @@ class Scheduler:
     def _count(self, request: Request, num_tokens: int, result: SpanResult) -> StepCounts:
         self._stats.num_generation_tokens += num_tokens
         (num_forced, num_accepted_forced), _ = result.drafts_by_source
+        detail = result.detail
+        # A grammar's drafts are a chain in front of the drafter's.
+        depth = num_forced + self._depth if detail is None else depth_of(detail[1])
         counts = StepCounts(
             num_tokens=len(result.token_ids),
             num_draft_tokens=result.num_draft_tokens,
             num_accepted_tokens=result.num_accepted_tokens,
-            depth=self._depth,
+            depth=depth,
             num_forced_tokens=num_forced,
             num_accepted_forced_tokens=num_accepted_forced,
         ).first(num_tokens)
@@ -348,4 +353,4 @@ def _check_limits(sampling: SamplingParams) -> None:
 
 
 def _logprobs(entries: Sequence[_C.TokenLogprobs]) -> list[TokenLogprobs]:
-    return [TokenLogprobs(*entry) for entry in entries]
+    return [TokenLogprobs(tuple(ids), tuple(values), rank) for ids, values, rank in entries]

@@ -8,19 +8,66 @@ import os
 import queue
 import sys
 import threading
+from dataclasses import dataclass, field
 
 MAX_LINES = 4096
 FLUSH_S = 1.0
+MAX_ALIKE = 10
+"""Warnings of one kind that differ, in one second."""
+
+
+class Repeats(logging.Filter):
+    """Lets a warning or an error through once a second: a client could make any number of them.
+
+    The next one of its kind says how many were left out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kinds: dict[tuple[str, str], _Kind] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is written."""
+        if record.levelno < logging.WARNING:
+            return True
+        text = record.getMessage()
+        if record.exc_info:
+            text += f" {record.exc_info[1]!r}"
+        kind = self._kinds.setdefault((record.name, str(record.msg)), _Kind(record.created))
+        num_before = 0
+        if record.created - kind.since >= 1:
+            num_before = kind.num_left_out
+            kind.since, kind.num_left_out = record.created, 0
+            kind.texts.clear()
+        if text in kind.texts or len(kind.texts) == MAX_ALIKE:
+            kind.num_left_out += 1
+            return False
+        kind.texts.add(text)
+        if num_before:
+            record.msg = f"{record.getMessage()} (and {num_before} more like it)"
+            record.args = ()
+        return True
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Lines of one kind: since when they are counted, those that were written, and the others."""
+
+    since: float
+    texts: set[str] = field(default_factory=set)
+    num_left_out: int = 0
 
 
 class StderrLog(logging.Handler):
     """Writes in a thread; where stderr is a full pipe that nobody reads, lines wait for it.
 
-    What does not fit into MAX_LINES is dropped, and a line says how many that were.
+    What does not fit into MAX_LINES is dropped, and a line says how many that were; so are
+    `Repeats`.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.addFilter(Repeats())
         self._lines: queue.Queue[str | None] = queue.Queue(MAX_LINES)
         self._num_dropped = 0
         self._writer = threading.Thread(target=self._write, name="openspec-log", daemon=True)

@@ -45,18 +45,25 @@ ESCAPED_IN_JSON: Ranges = union([((0, 0x1F),), set_of('"\\')])
 """What JSON writes as an escape."""
 TAG_OPENING = set_of("<")
 LINE_ENDS = set_of("\n\r\u2028\u2029")
-_SPACES = union(
-    [set_of("\t\n\v\f\r \xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff\x1c\x1d\x1e\x1f\x85"),
-     ((0x2000, 0x200A),)]
-)  # fmt: skip
 _DIGITS: Ranges = ((48, 57),)
 _WORD: Ranges = union([_DIGITS, ((65, 90), (97, 122)), set_of("_")])
+_SPACES = set_of("\t\n\v\f\r ")
+_ALL_SPACES = union(
+    [
+        set_of("\t\n\v\f\r \xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"),
+        ((0x2000, 0x200A),),
+        set_of("\x1c\x1d\x1e\x1f\x85"),  # not ECMA's, but those of others
+    ]
+)
 CLASSES = {
     "d": _DIGITS,
     "D": complement(_DIGITS),
     "w": _WORD,
     "W": complement(_WORD),
-    "s": set_of("\t\n\v\f\r "),
-    "S": complement(_SPACES),
+    "s": _SPACES,
+    "S": complement(_ALL_SPACES),
 }
+"""What every dialect means by a class."""
+WIDE_CLASSES = {**CLASSES, "s": _ALL_SPACES, "S": complement(_SPACES)}
+"""What some dialect means by a class."""
 CONTROLS = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "0": 0}

@@ -5,8 +5,8 @@ Nodes are immutable and compare by value: equal ones are one rule of the grammar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from openspec.grammar.patterns.automaton import Automaton
@@ -82,10 +82,14 @@ class Others:
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """Named properties in order, then others; between `low` and `high` properties in all."""
+    """Named properties in order, then any of `others`; between `low` and `high` in all.
+
+    The names of properties and of all `others` are disjoint, and `low` is at most one above the
+    required ones where there are others.
+    """
 
     properties: tuple[Property, ...]
-    others: Others | None
+    others: tuple[Others, ...] = ()
     low: int = 0
     high: int | None = None
 
@@ -104,9 +108,7 @@ class Ref:
     name: str
 
 
-Node: TypeAlias = (
-    Anything | Texts | Matching | Text | Array | UniqueArray | Object | AnyOf | Ref
-)
+Node: TypeAlias = Anything | Texts | Matching | Text | Array | UniqueArray | Object | AnyOf | Ref
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +117,72 @@ class JsonTree:
 
     root: Node
     defs: Mapping[str, Node]
+
+
+def ending(tree: JsonTree) -> JsonTree | None:
+    """The tree without what never ends: values that must hold another one of their own kind.
+
+    None where nothing is left.
+    """
+    good: set[str] = set()
+    num_before = -1
+    while num_before < len(good):
+        num_before = len(good)
+        for name, node in tree.defs.items():
+            if name not in good and _ends(node, good):
+                good.add(name)
+    if not _ends(tree.root, good):
+        return None
+    if len(good) == len(tree.defs):
+        return tree
+    defs = {name: _pruned(tree.defs[name], good) for name in tree.defs if name in good}
+    return JsonTree(_pruned(tree.root, good), defs)
+
+
+def _ends(node: Node, good: Set[str]) -> bool:
+    """Whether some value of a node ends, where references to `good` do."""
+    if isinstance(node, Ref):
+        return node.name in good
+    if isinstance(node, AnyOf):
+        return any(_ends(option, good) for option in node.options)
+    if isinstance(node, Array):
+        needed = node.first[: node.low]
+        has_rest = node.low <= len(node.first) or (node.rest is not None and _ends(node.rest, good))
+        return has_rest and all(_ends(item, good) for item in needed)
+    if not isinstance(node, Object):
+        return True
+    able = [one for one in node.properties if _ends(one.value, good)]
+    if any(one.is_required and one not in able for one in node.properties):
+        return False
+    return len(able) >= node.low or any(_ends(one.value, good) for one in node.others)
+
+
+def _pruned(node: Node, good: Set[str]) -> Node:
+    """A node that ends, without the parts that do not."""
+    if isinstance(node, AnyOf):
+        options = tuple(_pruned(one, good) for one in node.options if _ends(one, good))
+        return options[0] if len(options) == 1 else AnyOf(options)
+    if isinstance(node, Array):
+        first: list[Node] = []
+        for item in node.first:
+            if not _ends(item, good):
+                return Array(tuple(first), None, node.low)
+            first.append(_pruned(item, good))
+        has_rest = node.rest is not None and _ends(node.rest, good)
+        rest = _pruned(node.rest, good) if node.rest is not None and has_rest else None
+        return Array(tuple(first), rest, node.low, node.high if has_rest else None)
+    if isinstance(node, Object):
+        return replace(
+            node,
+            properties=tuple(
+                replace(one, value=_pruned(one.value, good))
+                for one in node.properties
+                if _ends(one.value, good)
+            ),
+            others=tuple(
+                replace(one, value=_pruned(one.value, good))
+                for one in node.others
+                if _ends(one.value, good)
+            ),
+        )
+    return node

@@ -12,33 +12,34 @@ from starlette.responses import Response
 
 from openspec.errors import RequestError
 from openspec.serve.generation.answer import ChunkedAnswer
-from openspec.serve.generation.body import receive_request
+from openspec.serve.generation.body import received_request
 from openspec.serve.generation.chat_prompt import ChatJob, chat_job
 from openspec.serve.generation.context import ServerContext
-from openspec.serve.generation.structured import tool_use
+from openspec.serve.generation.structured import chosen_tools
 from openspec.serve.shapes import wire
 from openspec.serve.shapes.chat import ChatCompletionRequest
 from openspec.serve.shapes.logprobs import chat_logprobs, prompt_logprobs
 from openspec.serve.shapes.steps import shown_steps
-from openspec.text.outputs import OutputDelta, PositionLogprobs, RequestOutputProcessor
+from openspec.text.logprobs import PositionLogprobs
+from openspec.text.outputs import OutputDelta, RequestOutputProcessor
 from openspec.text.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 
 
 async def create_chat_completion(context: ServerContext, request: Request) -> Response:
     """Answers a conversation."""
-    arrival, body = await receive_request(context, request, ChatCompletionRequest)
-    _check(body)
-    limits = [n for n in (body.max_completion_tokens, body.max_tokens) if n is not None]
-    chat = await chat_job(
-        context,
-        request,
-        arrival,
-        body,
-        body,
-        kind="chatcmpl",
-        limit=min(limits, default=None),
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-    )
+    async with received_request(context, request, ChatCompletionRequest) as (arrival, body):
+        _check(body)
+        limits = [n for n in (body.max_completion_tokens, body.max_tokens) if n is not None]
+        chat = await chat_job(
+            context,
+            request,
+            arrival,
+            body,
+            body,
+            kind="chatcmpl",
+            limit=min(limits, default=None),
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        )
     return await _Answer(context, body, chat).respond(request)
 
 
@@ -51,9 +52,7 @@ class _Answer(ChunkedAnswer):
         super().__init__(context, body, chat.job)
         self._request = body
         self._shows_reasoning = body.include_reasoning is not False
-        self._parsers = [
-            chat.parser(context, body.parallel_tool_calls) for _ in chat.job.processors
-        ]
+        self._parsers = [chat.parser(context) for _ in chat.job.processors]
 
     def whole(self) -> wire.ChatCompletion:
         """All choices."""
@@ -194,4 +193,4 @@ def _check(body: ChatCompletionRequest) -> None:
         raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
     if body.echo:
         raise RequestError("echo is not supported for chat.", "echo")
-    tool_use(body)
+    chosen_tools(body)

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from openspec.errors import RequestError
 from openspec.serve.generation.answer import ChunkedAnswer, grammar_of, unless_gone
-from openspec.serve.generation.body import receive_request
+from openspec.serve.generation.body import received_request
 from openspec.serve.generation.context import ServerContext
 from openspec.serve.generation.job import (
     Job,
     Prompt,
     check_length,
+    job_size,
     room_for_output,
     sampling_params,
     truncated,
 )
-from openspec.serve.generation.structured import completion_source
+from openspec.serve.generation.structured import encoded_completion_demand
 from openspec.serve.shapes.chat import MAX_SEQUENCES, CompletionRequest
 from openspec.serve.shapes.logprobs import completion_logprobs, prompt_logprobs
 from openspec.serve.shapes.steps import shown_steps
 from openspec.serve.shapes.wire import Completion, CompletionChoice, CompletionLogprobs
 from openspec.text.chat_template import Segment
 from openspec.text.detokenizer import IncrementalDetokenizer
+from openspec.text.logprobs import PositionLogprobs
 from openspec.text.outputs import (
     CompletionOutput,
     OutputDelta,
-    PositionLogprobs,
     RequestOutputProcessor,
 )
 
@@ -45,30 +48,34 @@ class _Echo:
 
 async def create_completion(context: ServerContext, request: Request) -> Response:
     """Completes prompts."""
-    arrival, body = await receive_request(context, request, CompletionRequest)
-    _check(body)
-    num_choices = body.n or 1
-    prompts = await unless_gone(
-        request, arrival.num_bytes, _prompts(context, body, arrival.num_bytes)
-    )
-    if len(prompts) * num_choices > MAX_SEQUENCES:
-        raise RequestError(
-            f"{len(prompts)} prompts times n = {num_choices} is more than {MAX_SEQUENCES}.", "n"
+    async with received_request(context, request, CompletionRequest) as (arrival, body):
+        _check(body)
+        num_choices = body.n or 1
+        prompts = await unless_gone(
+            request, arrival.num_bytes, _prompts(context, body, arrival.num_bytes)
         )
-    wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
-    sampling = sampling_params(
-        context,
-        body,
-        max_tokens=16 if body.max_tokens is None else body.max_tokens,
-        logprobs=body.logprobs,
-        prompt_logprobs=max((num for num in wanted if num is not None), default=None),
-    )
-    source, name = await context.text_pool.run(
-        arrival.num_bytes, lambda: completion_source(body, body.response_format)
-    )
-    grammar = await grammar_of(context, request, source, name)
+        if len(prompts) * num_choices > MAX_SEQUENCES:
+            raise RequestError(
+                f"{len(prompts)} prompts times n = {num_choices} is more than {MAX_SEQUENCES}.", "n"
+            )
+        wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
+        most_logprobs = max((num for num in wanted if num is not None), default=None)
+        sampling = await context.text_pool.run(
+            arrival.num_bytes,
+            lambda: sampling_params(
+                context,
+                body,
+                max_tokens=16 if body.max_tokens is None else body.max_tokens,
+                logprobs=body.logprobs,
+                prompt_logprobs=most_logprobs,
+            ),
+        )
+        demand, name = await context.text_pool.run(
+            arrival.num_bytes, lambda: encoded_completion_demand(body, body.response_format)
+        )
+    grammar = await grammar_of(context, request, demand, name)
     answer = await context.text_pool.run(
-        arrival.num_bytes,
+        job_size(prompts, sampling),
         lambda: _Answer(
             context, body, Job(context, "cmpl", arrival, prompts, body, sampling, (), grammar)
         ),
@@ -140,25 +147,25 @@ class _Answer(ChunkedAnswer):
         with_prompt: bool,
     ) -> CompletionLogprobs:
         token_ids, offsets = list(delta.token_ids), list(delta.text_offsets)
-        positions: list[PositionLogprobs | None] = list(delta.logprobs or ())
+        prompt_positions: Sequence[PositionLogprobs | None] = ()
         if echo is not None:
             offsets = [len(echo.text) + offset for offset in offsets]
             if with_prompt:
                 token_ids = echo.token_ids + token_ids
                 offsets = echo.offsets + offsets
                 # There are none where the request was aborted before its prompt was computed.
-                known = self._prompt_positions(processor.index) or [None] * len(echo.token_ids)
-                positions = [*known, *positions]
+                known = self._prompt_positions(processor.index)
+                prompt_positions = known or [None] * len(echo.token_ids)
         return completion_logprobs(
             self.context.tokenizer,
             token_ids,
-            positions,
+            lambda: chain(prompt_positions, delta.logprobs or ()),
             offsets,
             self._request.logprobs or 0,
             self._as_ids,
         )
 
-    def _prompt_positions(self, index: int) -> list[PositionLogprobs | None] | None:
+    def _prompt_positions(self, index: int) -> Sequence[PositionLogprobs | None] | None:
         # Asked of the first of the n completions only, for all of them.
         num_choices = self.job.sampling.n
         return self.job.processors[index // num_choices * num_choices].prompt_logprobs

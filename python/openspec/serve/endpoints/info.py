@@ -25,9 +25,9 @@ from openspec.messages import (
     mean_acceptance_length,
 )
 from openspec.serve.generation.answer import unless_gone
-from openspec.serve.generation.body import receive_json
+from openspec.serve.generation.body import received_json
 from openspec.serve.generation.chat_prompt import render_chat
-from openspec.serve.generation.context import ServerContext, is_authorised
+from openspec.serve.generation.context import ServerContext, key_of
 from openspec.serve.generation.metrics import CONTENT_TYPE, kv_cache_usage, step_seconds
 from openspec.serve.shapes.chat import AbortRequest, DetokenizeRequest, TokenizeRequest
 from openspec.serve.shapes.wire import ApiError, error_response, json_response, overloaded
@@ -230,24 +230,22 @@ def _load_of(engine: Replica, info: EngineInfo, wanted: Sequence[str]) -> JsonOb
 
 async def tokenize(context: ServerContext, request: Request) -> Response:
     """A text, or messages, as token ids."""
-    body, num_bytes = await receive_json(context, request, TokenizeRequest)
-    context.check_model(body.model)
-    tokenizer = context.tokenizer
-    if (body.prompt is None) == (body.messages is None):
-        raise RequestError("Give either prompt or messages.", "prompt")
+    tokenizer, pool = context.tokenizer, context.text_pool
+    async with received_json(context, request, TokenizeRequest) as (body, num_bytes, _):
+        context.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("Give either prompt or messages.", "prompt")
 
-    pool = context.text_pool
+        async def ids() -> list[int]:
+            if body.prompt is None:
+                return (await render_chat(context, body, num_bytes)).token_ids
+            text = body.prompt
+            segments = await pool.run(num_bytes, lambda: tokenizer.segments(text))
+            token_ids = (await pool.encode([segments]))[0]
+            adds_special = body.add_special_tokens is not False
+            return tokenizer.with_surroundings(token_ids) if adds_special else token_ids
 
-    async def ids() -> list[int]:
-        if body.prompt is None:
-            return (await render_chat(context, body, num_bytes)).token_ids
-        text = body.prompt
-        segments = await pool.run(num_bytes, lambda: tokenizer.segments(text))
-        token_ids = (await pool.encode([segments]))[0]
-        adds_special = body.add_special_tokens is not False
-        return tokenizer.with_surroundings(token_ids) if adds_special else token_ids
-
-    token_ids = await unless_gone(request, num_bytes, ids())
+        token_ids = await unless_gone(request, num_bytes, ids())
 
     def answer() -> Response:
         return json_response(
@@ -266,15 +264,16 @@ async def tokenize(context: ServerContext, request: Request) -> Response:
 
 async def detokenize(context: ServerContext, request: Request) -> Response:
     """Token ids as text."""
-    body, _ = await receive_json(context, request, DetokenizeRequest)
-    context.check_model(body.model)
-    tokens = body.tokens
+    async with received_json(context, request, DetokenizeRequest) as (body, _, __):
+        context.check_model(body.model)
+        tokens = body.tokens
 
-    def decode() -> str:
-        context.tokenizer.check_token_ids(tokens, "tokens")
-        return context.tokenizer.decode(tokens, skip_special_tokens=False)
+        def decode() -> Response:
+            context.tokenizer.check_token_ids(tokens, "tokens")
+            text = context.tokenizer.decode(tokens, skip_special_tokens=False)
+            return json_response({"prompt": text})
 
-    return json_response({"prompt": await context.text_pool.run(len(tokens) * 8, decode)})
+        return await context.text_pool.run(len(tokens) * 8, decode)
 
 
 async def tokenizer_info(context: ServerContext, _: Request) -> Response:
@@ -298,15 +297,17 @@ async def tokenizer_info(context: ServerContext, _: Request) -> Response:
 
 
 async def abort_request(context: ServerContext, request: Request) -> Response:
-    """Ends a request, or all of them."""
-    body, _ = await receive_json(context, request, AbortRequest)
+    """Ends a request that came with the same API key, or all of them."""
+    async with received_json(context, request, AbortRequest) as (body, _, __):
+        pass
     if body.abort_all:
         _check_admin(context, request)
         return json_response({"num_aborted": context.lifecycle.abort_all()})
     request_id = body.request_id or body.rid
     if not request_id:
         raise RequestError("Give request_id.", "request_id")
-    return json_response({"num_aborted": context.lifecycle.abort(request_id)})
+    owner = request.scope["state"]["key"]
+    return json_response({"num_aborted": context.lifecycle.abort(request_id, owner)})
 
 
 async def flush_cache(context: ServerContext, request: Request) -> Response:
@@ -323,7 +324,7 @@ def _check_admin(context: ServerContext, request: Request) -> None:
         ApiError: 401.
     """
     key = context.config.admin_api_key
-    if key is not None and not is_authorised(request.scope["headers"], [key.encode()]):
+    if key is not None and key_of(request.scope["headers"], [key.encode()]) is None:
         raise ApiError(
             401,
             "Incorrect API key provided; this endpoint needs the admin API key.",

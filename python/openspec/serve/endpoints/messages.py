@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openspec.serve.generation.answer import Answer, unless_gone
-from openspec.serve.generation.body import receive_json, receive_request
+from openspec.serve.generation.body import received_json, received_request
 from openspec.serve.generation.chat_prompt import ChatJob, chat_job, render_chat
 from openspec.serve.generation.context import ServerContext
 from openspec.serve.shapes.messages import (
@@ -85,30 +85,30 @@ class Message(msgspec.Struct, kw_only=True):
 
 async def create_message(context: ServerContext, request: Request) -> Response:
     """Answers a conversation in the form of Anthropic's Messages API."""
-    arrival, body = await receive_request(context, request, MessagesRequest)
-    check(body)
-    body.stop = body.stop_sequences or body.stop
-    _note_skipped(context, body)
-    chat_request = await context.text_pool.run(arrival.num_bytes, lambda: as_chat(body))
-    chat = await chat_job(
-        context,
-        request,
-        arrival,
-        body,
-        chat_request,
-        kind="msg",
-        limit=body.max_tokens,
-        format_param="output_config.format",
-    )
+    async with received_request(context, request, MessagesRequest) as (arrival, body):
+        check(body)
+        body.stop = body.stop_sequences or body.stop
+        _note_skipped(context, body)
+        chat_request = await context.text_pool.run(arrival.num_bytes, lambda: as_chat(body))
+        chat = await chat_job(
+            context,
+            request,
+            arrival,
+            body,
+            chat_request,
+            kind="msg",
+            limit=body.max_tokens,
+            format_param="output_config.format",
+        )
     return await _Answer(context, body, chat).respond(request)
 
 
 async def count_tokens(context: ServerContext, request: Request) -> Response:
     """How many tokens the prompt of such a request has."""
-    body, num_bytes = await receive_json(context, request, CountTokensRequest)
-    context.check_model(body.model)
-    chat_request = await context.text_pool.run(num_bytes, lambda: as_chat(body))
-    chat = await unless_gone(request, num_bytes, render_chat(context, chat_request, num_bytes))
+    async with received_json(context, request, CountTokensRequest) as (body, num_bytes, _):
+        context.check_model(body.model)
+        chat_request = await context.text_pool.run(num_bytes, lambda: as_chat(body))
+        chat = await unless_gone(request, num_bytes, render_chat(context, chat_request, num_bytes))
     return json_response({"input_tokens": len(chat.token_ids)})
 
 
@@ -204,9 +204,7 @@ class _Answer(Answer):
     def __init__(self, context: ServerContext, body: MessagesRequest, chat: ChatJob) -> None:
         super().__init__(context, body, chat.job)
         self._writer = BlockWriter()
-        choice = body.tool_choice
-        parallel = not (choice is not None and choice.disable_parallel_tool_use)
-        self._parser = chat.parser(context, parallel)
+        self._parser = chat.parser(context)
 
     def full(self) -> Response:
         """The finished message."""

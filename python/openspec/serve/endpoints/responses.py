@@ -2,40 +2,76 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from openspec.checkpoint.strict_json import JsonValue
 from openspec.serve.generation.answer import Answer
-from openspec.serve.generation.body import receive_request
+from openspec.serve.generation.body import received_request
 from openspec.serve.generation.chat_prompt import ChatJob, chat_job
 from openspec.serve.generation.context import ServerContext
 from openspec.serve.shapes.response_items import OutputWriter, ResponseObject, ResponseUsage
 from openspec.serve.shapes.responses import ResponsesRequest, as_chat, check, skipped_types
-from openspec.serve.shapes.wire import json_response, sanitise, to_api_error
-from openspec.text.json_values import plain_json
+from openspec.serve.shapes.wire import encode, json_response, sanitise, to_api_error
 from openspec.text.outputs import OutputDelta, RequestOutputProcessor
 
 
 async def create_response(context: ServerContext, request: Request) -> Response:
     """Answers a conversation in the form of the Responses API."""
-    arrival, body = await receive_request(context, request, ResponsesRequest)
-    check(body)
-    for kind in sorted(skipped_types(body)):
-        context.note_once(f"tools of type {kind[:64]!r} are skipped: only functions are supported")
-    chat_request = await context.text_pool.run(arrival.num_bytes, lambda: as_chat(body))
-    chat = await chat_job(
-        context,
-        request,
-        arrival,
-        body,
-        chat_request,
-        kind="resp",
-        limit=body.max_output_tokens,
-        param="input",
-        format_param="text.format",
-    )
-    return await _Answer(context, body, chat).respond(request)
+    async with received_request(context, request, ResponsesRequest) as (arrival, body):
+        check(body)
+        for kind in sorted(skipped_types(body)):
+            context.note_once(
+                f"tools of type {kind[:64]!r} are skipped: only functions are supported"
+            )
+        pool, num_bytes = context.text_pool, arrival.num_bytes
+        echo = await pool.run(num_bytes, lambda: _Echo.of(body))
+        chat_request = await pool.run(num_bytes, lambda: as_chat(body))
+        chat = await chat_job(
+            context,
+            request,
+            arrival,
+            body,
+            chat_request,
+            kind="resp",
+            limit=body.max_output_tokens,
+            param="input",
+            format_param="text.format",
+        )
+    return await _Answer(context, body, chat, echo).respond(request)
+
+
+@dataclass(frozen=True, slots=True)
+class _Echo:
+    """What a response repeats of its request as JSON: it is written once, and sent three times."""
+
+    instructions: msgspec.Raw
+    metadata: msgspec.Raw
+    text: msgspec.Raw
+    tool_choice: msgspec.Raw
+    tools: msgspec.Raw
+    user: msgspec.Raw
+
+    @classmethod
+    def of(cls, body: ResponsesRequest) -> _Echo:
+        given = body.text.format if body.text is not None else None
+        shown_format = {"type": "text"} if given is None else given.model_dump(exclude_unset=True)
+        parts = (
+            body.instructions,
+            body.metadata or {},
+            {"format": shown_format},
+            body.tool_choice or "auto",
+            [tool.model_dump(exclude_unset=True) for tool in body.tools or ()],
+            body.user,
+        )
+        return cls(*(msgspec.Raw(encode(part)) for part in parts))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all of it."""
+        return sum(len(getattr(self, name)) for name in self.__slots__)
 
 
 class _Answer(Answer):
@@ -43,11 +79,14 @@ class _Answer(Answer):
 
     stream_end = b""
 
-    def __init__(self, context: ServerContext, body: ResponsesRequest, chat: ChatJob) -> None:
+    def __init__(
+        self, context: ServerContext, body: ResponsesRequest, chat: ChatJob, echo: _Echo
+    ) -> None:
         super().__init__(context, body, chat.job)
-        self._request = body
+        self._request, self._echo = body, echo
+        self.num_echo_bytes = echo.num_bytes
         self._writer = OutputWriter(chat.job.request_id.partition("-")[2])
-        self._parser = chat.parser(context, body.parallel_tool_calls)
+        self._parser = chat.parser(context)
 
     def full(self) -> Response:
         """The finished response."""
@@ -106,30 +145,22 @@ class _Answer(Answer):
         return response, closing
 
     def _response(self) -> ResponseObject:
-        body, sampling = self._request, self.job.sampling
+        body, sampling, echo = self._request, self.job.sampling, self._echo
         reasoning = body.reasoning
         return ResponseObject(
             id=self.job.request_id,
             created_at=self.created,
-            instructions=body.instructions,
+            instructions=echo.instructions,
             max_output_tokens=body.max_output_tokens,
-            metadata=body.metadata or {},
+            metadata=echo.metadata,
             model=self.context.model_name,
             parallel_tool_calls=body.parallel_tool_calls is not False,
             reasoning={"effort": reasoning.effort if reasoning else None, "summary": None},
             seed=body.seed,
             temperature=sampling.temperature,
-            text={"format": _shown_format(body)},
-            tool_choice=plain_json(body.tool_choice or "auto", "tool_choice"),
-            tools=[tool.model_dump(exclude_unset=True) for tool in body.tools or ()],
+            text=echo.text,
+            tool_choice=echo.tool_choice,
+            tools=echo.tools,
             top_p=sampling.top_p,
-            user=body.user,
+            user=echo.user,
         )
-
-
-def _shown_format(body: ResponsesRequest) -> dict[str, JsonValue]:
-    """The form of the text, as the request has it."""
-    if body.text is None or body.text.format is None:
-        return {"type": "text"}
-    given = body.text.format.model_dump(exclude_unset=True)
-    return {key: plain_json(value, "text.format") for key, value in given.items()}

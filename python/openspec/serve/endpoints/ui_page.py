@@ -13,7 +13,8 @@ from starlette.responses import Response
 from openspec.serve.generation.context import ServerContext
 
 FOLDER = Path(__file__).parents[1] / "ui"
-SCRIPTS = ("api.js", "tokens.js", "tree.js", "panel.js", "main.js")
+_NAMES = ("api", "words", "tokens", "markdown", "tree", "panel", "race", "main")
+SCRIPTS = tuple(f"{name}.js" for name in _NAMES)
 
 
 async def ui(_: ServerContext, __: Request) -> Response:
@@ -25,8 +26,8 @@ async def ui(_: ServerContext, __: Request) -> Response:
 @cache
 def _page() -> tuple[bytes, dict[str, str]]:
     """The page, and a policy under which nothing but its own style and script runs."""
-    style = (FOLDER / "style.css").read_text("utf-8")
-    script = "".join((FOLDER / name).read_text("utf-8") for name in SCRIPTS)
+    style = _compact((FOLDER / "style.css").read_text("utf-8"))
+    script = _compact("".join((FOLDER / name).read_text("utf-8") for name in SCRIPTS))
     page = (FOLDER / "page.html").read_text("utf-8")
     page = page.replace("/*STYLE*/", style).replace("/*SCRIPT*/", script)
     policy = (
@@ -41,6 +42,12 @@ def _page() -> tuple[bytes, dict[str, str]]:
         "cache-control": "no-cache",
     }
     return page.encode(), headers
+
+
+def _compact(text: str) -> str:
+    """Without indentation and lines of comment; no text in the files spans lines."""
+    lines = (line.strip() for line in text.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
 def _hash(text: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Coroutine,
+    Iterator,
     Sequence,
 )
 from functools import partial
@@ -25,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from openspec.grammar.compiler import CompiledGrammar
 from openspec.messages import acceptance_rate, mean_acceptance_length
 from openspec.serve.generation.context import ServerContext
-from openspec.serve.generation.job import Job, Prompt
+from openspec.serve.generation.job import SEQUENCE_CHARS, Job, Prompt
 from openspec.serve.shapes.chat import GenerationFields
 from openspec.serve.shapes.wire import (
     DONE,
@@ -40,6 +41,7 @@ from openspec.serve.shapes.wire import (
     error_bytes,
     event,
     json_response,
+    send_body,
     to_api_error,
 )
 from openspec.text.outputs import (
@@ -64,6 +66,8 @@ class Answer(ABC):
 
     stream_end = DONE
     """What follows the last event of a stream."""
+    num_echo_bytes = 0
+    """What the answer, and each end of a stream, repeats of the request."""
 
     def __init__(self, context: ServerContext, body: GenerationFields, job: Job) -> None:
         self.context = context
@@ -110,19 +114,26 @@ class Answer(ABC):
         job = self.job
         if self.body.stream:
             return EventStream(self._events(), job.hang_up, self.on_error, self.stream_end)
-        with job.shares():
+        with self._shares():
             async with watch_connection(request.receive, job.hang_up), job:
                 async for _ in job.outputs():
                     pass
             return await self.context.text_pool.run(self._size(), self.full)
 
+    @contextlib.contextmanager
+    def _shares(self) -> Iterator[None]:
+        """Holds what the answer takes of the server's budgets; raises as `Job.shares`."""
+        with self.job.shares(), self.context.echo_bytes.share() as take:
+            take(self.num_echo_bytes)
+            yield
+
     async def _events(self) -> AsyncGenerator[bytes, None]:
         """The events of a job that runs while they are read."""
         num_open = len(self.job.processors)
         started = [False] * num_open
-        with self.job.shares():
+        with self._shares():
             async with self.job:
-                begin = self.begin()
+                begin = await self.context.text_pool.run(self.num_echo_bytes, self.begin)
                 async for processor, delta in self.job.outputs():
                     index = processor.index
                     is_first, started[index] = not started[index], True
@@ -131,6 +142,8 @@ class Answer(ABC):
                     # what the engine made while a slow client read is as long as that.
                     size = self._prompt_size(self.job.prompt_of(index)) if is_first else 0
                     size += self._output_size(len(delta.token_ids))
+                    if num_open == 0:
+                        size += self.num_echo_bytes
                     work = partial(self.events_of, processor, delta, is_first, num_open == 0)
                     if events := begin + await self.context.text_pool.run(size, work):
                         begin = b""
@@ -141,7 +154,9 @@ class Answer(ABC):
     def _size(self) -> int:
         """How much work it is to write the answer, in characters (see `TextPool.run`)."""
         num_tokens = sum(processor.num_output_tokens for processor in self.job.processors)
-        return self._output_size(num_tokens) + sum(map(self._prompt_size, self.job.prompts))
+        num_chars = self._output_size(num_tokens) + sum(map(self._prompt_size, self.job.prompts))
+        num_chars += SEQUENCE_CHARS * len(self.job.processors)
+        return num_chars + self.num_echo_bytes
 
     def _output_size(self, num_tokens: int) -> int:
         num_logprobs = self.job.sampling.logprobs
@@ -264,17 +279,17 @@ async def unless_gone(request: Request, num_bytes: int, work: Coroutine[None, No
 
 
 async def grammar_of(
-    context: ServerContext, request: Request, source: str | None, param: str
+    context: ServerContext, request: Request, demand: bytes | None, param: str
 ) -> CompiledGrammar | None:
-    """The compiled grammar of a source, if there is one; dropped if the client leaves meanwhile.
+    """The compiled grammar of a demand, if there is one; dropped if the client leaves meanwhile.
 
     Raises:
         RequestError: it is refused, naming `param`.
-        ApiError: 400, the client left; 503, too many grammars wait.
+        ApiError: 400, the client left; 503, too many grammars wait, or the compile process ended.
     """
-    if source is None:
+    if demand is None:
         return None
-    work = context.grammars.compiled(source, param)
+    work = context.grammars.compiled(demand, param)
     return await unless_gone(request, MAX_INLINE_CHARS + 1, work)
 
 
@@ -299,6 +314,7 @@ class EventStream(Response):
         self._on_error = on_error
         self._end = end
         self._num_sent = 0
+        self._is_sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends everything. The status waits for the first event, which may be a refusal."""
@@ -313,7 +329,9 @@ class EventStream(Response):
                 event = await self._or_error(first)
                 while event is not None:
                     self._num_sent += 1
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                    self._is_sending = True
+                    await send_body(send, event, is_last=False)
+                    self._is_sending = False
                     event = await self._or_error(anext(self._events, None))
             finally:
                 keep_alive.cancel()
@@ -330,7 +348,7 @@ class EventStream(Response):
         while True:
             num_sent = self._num_sent
             await asyncio.sleep(KEEP_ALIVE_S)
-            if num_sent == self._num_sent:
+            if num_sent == self._num_sent and not self._is_sending:
                 await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
 
 
@@ -340,8 +358,10 @@ def _speculation(context: ServerContext, job: Job) -> SpeculationMetrics | None:
         return None
     info = context.engine.info
     depth = max(info.num_speculative_tokens, len(stats.num_accepted_tokens_per_pos))
-    per_pos = list(stats.num_accepted_tokens_per_pos)
-    per_pos += [0] * (depth - len(per_pos))
+    per_pos, reached = (
+        counts + [0] * (depth - len(counts))
+        for counts in (stats.num_accepted_tokens_per_pos, stats.num_drafts_per_pos)
+    )
     at_least = [stats.num_drafts, *per_pos, 0]
     return SpeculationMetrics(
         method=info.method,
@@ -349,6 +369,7 @@ def _speculation(context: ServerContext, job: Job) -> SpeculationMetrics | None:
         num_draft_tokens=stats.num_draft_tokens,
         num_accepted_tokens=stats.num_accepted_tokens,
         num_accepted_tokens_per_pos=per_pos,
+        num_drafts_per_pos=reached,
         acceptance_rate=acceptance_rate(stats),
         mean_acceptance_length=mean_acceptance_length(stats),
         acceptance_histogram=[at_least[k] - at_least[k + 1] for k in range(depth + 1)],

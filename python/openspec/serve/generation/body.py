@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import math
+import contextlib
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
@@ -21,18 +21,22 @@ from openspec.serve.shapes.chat import ChatCompletionRequest, CompletionRequest,
 from openspec.serve.shapes.messages import MessagesRequest
 from openspec.serve.shapes.responses import ResponsesRequest
 from openspec.serve.shapes.wire import ApiError
-
-MAX_OBJECT_KEYS = 16384
-MAX_VALUES = 1 << 20
-"""In one body: the parser lets nothing else run meanwhile."""
-CONTAINER_COST = 8
-"""An object or a list takes about as long as so many numbers."""
+from openspec.text.json_reader import MAX_VALUES, TOO_MANY_VALUES, num_values, read_json
+from openspec.text.pool import MAX_INLINE_CHARS
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 GenerationT = TypeVar("GenerationT", bound=GenerationFields)
 
 _ENGINE_HEADER = "X-Data-Parallel-Rank"
-_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+_CONTENT = frozenset(
+    (
+        "messages prompt input instructions system tools tool_choice response_format text "
+        "output_config structured_outputs structural_tag guided_json guided_regex guided_choice "
+        "guided_grammar chat_template_kwargs metadata user logit_bias allowed_token_ids bad_words "
+        "stop stop_sequences stop_token_ids"
+    ).split()
+)
+"""Fields that only the prompt, the grammar and the sampling parameters are made of."""
 _UNION_HINTS = {
     "prompt": "must be a string, a list of strings, a list of token ids or a list of such lists",
     "stop": "must be a string or a list of strings",
@@ -47,27 +51,50 @@ class Arrival:
     unique: str
     external_id: str
     """What the client calls it: `request_id` in the body, else X-Request-Id."""
+    owner: bytes | None
+    """The API key that it came with; None where the server has none."""
     num_bytes: int
     """Of its body: how much work it is, whatever field it is in (see `TextPool.run`)."""
     engine: int | None
     """Which engine it must go to, by X-Data-Parallel-Rank; None: whichever suits."""
+    held: contextlib.ExitStack
+    """What its body takes of the server until its prompt is ready; closing it forgets the body."""
 
 
-async def receive_request(
+@contextlib.asynccontextmanager
+async def received_request(
     context: ServerContext, request: Request, model: type[GenerationT]
-) -> tuple[Arrival, GenerationT]:
-    """Reads a generation request, and turns it away early where the server is full."""
+) -> AsyncIterator[tuple[Arrival, GenerationT]]:
+    """Reads a generation request, and turns it away early where the server is full.
+
+    Leaving gives back what it takes of the server until it runs, and forgets its content.
+    """
     now = time.monotonic()
     context.check_capacity()
     engine = _named_engine(request, len(context.engine.all))
-    body, num_bytes = await receive_json(context, request, model)
-    context.check_model(body.model)
-    _refuse_unsupported(body)
-    options = body.stream_options
-    if not body.stream and options and (options.include_usage or options.continuous_usage_stats):
-        raise RequestError("stream_options needs stream to be true", "stream_options")
-    external_id = body.request_id or str(request.scope["state"]["request_id"])
-    return Arrival(now, uuid.uuid4().hex, external_id, num_bytes, engine), body
+    async with received_json(context, request, model) as (body, num_bytes, held):
+        held.callback(forget, body)
+        context.check_model(body.model)
+        _refuse_unsupported(body)
+        options = body.stream_options
+        has_usage = options and (options.include_usage or options.continuous_usage_stats)
+        if has_usage and not body.stream:
+            raise RequestError("stream_options needs stream to be true", "stream_options")
+        state = request.scope["state"]
+        external_id = body.request_id or str(state["request_id"])
+        owner: bytes | None = state["key"]
+        yield Arrival(now, uuid.uuid4().hex, external_id, owner, num_bytes, engine, held), body
+
+
+def forget(body: BaseModel) -> None:
+    """Drops what only the prompt and the grammar are made of, which may be large.
+
+    Who answers keeps the rest of the request for as long as the answer takes.
+    """
+    for name in _CONTENT & body.__dict__.keys():
+        body.__dict__[name] = None
+    if body.model_extra:
+        body.model_extra.clear()
 
 
 def _named_engine(request: Request, num_engines: int) -> int | None:
@@ -84,19 +111,31 @@ def _named_engine(request: Request, num_engines: int) -> int | None:
     return int(given)
 
 
-async def receive_json(
+@contextlib.asynccontextmanager
+async def received_json(
     context: ServerContext, request: Request, model: type[ModelT]
-) -> tuple[ModelT, int]:
-    """Reads and checks a body; also returns its size in bytes.
+) -> AsyncIterator[tuple[ModelT, int, contextlib.ExitStack]]:
+    """A checked body, its size in bytes, and what it takes of the server until it is left.
 
     Raises:
-        ApiError: it cannot be read.
+        ApiError: it cannot be read, or there is no room for it.
         RequestError: it is not what the model asks for.
     """
     config = context.config
-    with context.body_bytes.share() as take:
-        body = await _read_body(request, take, config.max_body_bytes, config.request_timeout_s)
-        return await context.text_pool.run(len(body), lambda: parse(model, body)), len(body)
+    with contextlib.ExitStack() as held:
+        take = held.enter_context(context.body_bytes.share())
+        data = await _read_body(request, take, config.max_body_bytes, config.request_timeout_s)
+        num_bytes = len(data)
+        held.enter_context(context.preparation())
+        if num_bytes > MAX_INLINE_CHARS:
+            places = context.bodies.of(num_bytes)
+            await places.enter(num_bytes)
+            held.callback(places.leave)
+            if await request.is_disconnected():
+                raise ApiError(400, "The client went away.")
+        body = await context.text_pool.run(num_bytes, partial(parse, model, data))
+        del data  # which takes about as much as its values
+        yield body, num_bytes, held
 
 
 async def _read_body(
@@ -138,80 +177,20 @@ def _too_large(max_bytes: int) -> ApiError:
 def parse(model: type[ModelT], body: bytes) -> ModelT:
     """Validates a JSON body.
 
-    Python's parser rather than pydantic's, because only it lets duplicate keys be refused: two
-    readers of one body that pick different duplicates are a way around checks.
-
     Raises:
         RequestError: naming the first offending field.
     """
-    _check_num_values(body)
-    try:
-        value: object = json.loads(
-            body.decode("utf-8"),
-            object_pairs_hook=_unique,
-            parse_constant=_no_constant,
-            parse_float=_finite,
-        )
-    except RequestError:
-        raise
-    except UnicodeDecodeError:
-        raise RequestError("The request body is not valid UTF-8.") from None
-    except RecursionError:
-        raise RequestError("The request body is nested too deeply.") from None
-    except ValueError as exc:
-        detail = (
-            f"{exc.msg} at character {exc.pos}" if isinstance(exc, json.JSONDecodeError) else exc
-        )
-        raise RequestError(f"The request body is not valid JSON: {detail}.") from None
+    if num_values(body) > MAX_VALUES:
+        raise RequestError(f"The request body has {TOO_MANY_VALUES}.")
+    value = read_json(body, "The request body")
     if not isinstance(value, dict):
         raise RequestError("The request body must be a JSON object.")
     try:
-        if _SURROGATE_ESCAPE.search(body):
-            json.dumps(value, ensure_ascii=False).encode()
         return model.model_validate(value)
     except ValidationError as exc:
         raise _validation_error(exc) from None
-    except UnicodeEncodeError:
-        raise RequestError("The request body has a lone surrogate in a string.") from None
     except RecursionError:
         raise RequestError("The request body is nested too deeply.") from None
-
-
-def _check_num_values(body: bytes) -> None:
-    """Refuses a body of too many values, counted by its punctuation outside of strings."""
-    if len(body) <= MAX_VALUES:
-        return
-    unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    num = unescaped.count(b'"') // 2
-    if num <= MAX_VALUES:
-        outside = b"".join(unescaped.split(b'"')[::2])
-        num_containers = outside.count(b"[") + outside.count(b"{")
-        num = outside.count(b",") + CONTAINER_COST * num_containers
-    if num > MAX_VALUES:
-        raise RequestError(
-            f"The request body has over {MAX_VALUES} values, of which an object or a list counts "
-            f"as {CONTAINER_COST}."
-        )
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    if len(pairs) > MAX_OBJECT_KEYS:
-        raise RequestError(f"The request body has an object with over {MAX_OBJECT_KEYS} keys.")
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise RequestError("The request body has a duplicate key.")
-    return result
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise RequestError(f"The request body is not valid JSON: {name} is not a JSON value.")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise RequestError("The request body has a number beyond the range of floats.")
-    return value
 
 
 def _validation_error(exc: ValidationError) -> RequestError:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from starlette.requests import Request
 
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
 from openspec.serve.generation.answer import grammar_of, unless_gone
-from openspec.serve.generation.body import Arrival
+from openspec.serve.generation.body import Arrival, forget
 from openspec.serve.generation.context import ServerContext
 from openspec.serve.generation.job import (
     Job,
     Prompt,
     check_length,
+    job_size,
     room_for_output,
     sampling_params,
     truncated,
 )
-from openspec.serve.generation.structured import chat_source
+from openspec.serve.generation.structured import encoded_chat_demand
 from openspec.serve.shapes.chat import (
     ChatCompletionRequest,
     ChatMessage,
@@ -29,9 +30,10 @@ from openspec.serve.shapes.chat import (
     TokenizeRequest,
     Tool,
 )
-from openspec.text.chat_template import TEMPLATE_REFUSES
+from openspec.text.chat_template import TEMPLATE_REFUSES, Segment
+from openspec.text.json_reader import MAX_VALUES, TOO_MANY_VALUES, NotJson, num_values, read_json
 from openspec.text.json_values import plain_json
-from openspec.text.parsers.call_parser import ToolSchemas
+from openspec.text.parsers.call_parser import ToolTypes
 from openspec.text.parsers.message import MessageParser
 from openspec.text.parsers.reasoning import thinking_of
 from openspec.text.tokenizer import Tokenizer
@@ -42,7 +44,6 @@ from openspec.text.worker import to_json
 class RenderedChat:
     """A chat as the model sees it."""
 
-    text: str
     token_ids: list[int]
     thinking: bool | None
     """Whether the answer starts within a thinking block; None where it cannot think at all."""
@@ -53,18 +54,20 @@ class ChatJob:
     """A chat that is ready to run."""
 
     job: Job
-    chat: RenderedChat
-    tools: ToolSchemas | None
+    thinking: bool | None
+    """Of the `RenderedChat`."""
+    tools: ToolTypes | None
     """None where the answer may hold no calls."""
+    max_calls: int | None
 
-    def parser(self, context: ServerContext, parallel_calls: bool | None) -> MessageParser:
-        """A parser for one choice of the answer; without `parallel_calls` it has one call."""
+    def parser(self, context: ServerContext) -> MessageParser:
+        """A parser for one choice of the answer."""
         return MessageParser(
             context.tokenizer,
             context.answer_form,
-            thinking=self.chat.thinking,
+            thinking=self.thinking,
             tools=self.tools,
-            max_calls=1 if parallel_calls is False else None,
+            max_calls=self.max_calls,
         )
 
 
@@ -91,9 +94,11 @@ async def chat_job(
         ApiError: 400, the client left.
     """
     info, num_bytes, pool = context.engine.info, arrival.num_bytes, context.text_pool
-    max_tokens = info.max_model_len if body.truncate_prompt_tokens is None else None
+    longest = info.max_model_len if body.truncate_prompt_tokens is None else None
     chat = await unless_gone(
-        request, num_bytes, render_chat(context, chat_request, num_bytes, max_tokens=max_tokens)
+        request,
+        num_bytes,
+        render_chat(context, chat_request, num_bytes, param=param, max_tokens=longest),
     )
     token_ids = truncated(chat.token_ids, body.truncate_prompt_tokens, info.max_model_len)
     room = room_for_output(context, len(token_ids), param)
@@ -101,24 +106,37 @@ async def chat_job(
     fits = max(1, min(room, info.num_pages * info.page_size - len(token_ids)))
     if limit is None:
         limit = context.config.default_max_tokens
-    sampling = sampling_params(
-        context,
-        body,
-        max_tokens=fits if limit is None else min(limit, fits),
-        logprobs=logprobs,
-        prompt_logprobs=body.prompt_logprobs,
+    max_tokens = fits if limit is None else min(limit, fits)
+    sampling = await pool.run(
+        num_bytes,
+        lambda: sampling_params(
+            context,
+            body,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=body.prompt_logprobs,
+        ),
     )
     has_calls = bool(chat_request.tools) and chat_request.tool_choice != "none"
     shown = context.answer_form.shown_ids(chat.thinking, has_calls)
-    prompts = [Prompt(token_ids, chat.text)]
-    source, name = await pool.run(
-        num_bytes, lambda: chat_source(context, body, chat_request, chat.thinking, format_param)
+    demand, name = await pool.run(
+        num_bytes,
+        lambda: encoded_chat_demand(context, body, chat_request, chat.thinking, format_param),
     )
-    grammar = await grammar_of(context, request, source, name)
+    types = None
+    if has_calls:
+        types = await pool.run(num_bytes, lambda: _tool_types(context, chat_request.tools or ()))
+    arrival.held.callback(forget, chat_request)
+    arrival.held.close()
+    grammar = await grammar_of(context, request, demand, name)
+    prompts = [Prompt(token_ids, None)]
     job = await pool.run(
-        num_bytes, lambda: Job(context, kind, arrival, prompts, body, sampling, shown, grammar)
+        job_size(prompts, sampling),
+        lambda: Job(context, kind, arrival, prompts, body, sampling, shown, grammar),
     )
-    return ChatJob(job, chat, tool_schemas(chat_request.tools or ()) if has_calls else None)
+    return ChatJob(
+        job, chat.thinking, types, 1 if chat_request.parallel_tool_calls is False else None
+    )
 
 
 async def render_chat(
@@ -126,9 +144,12 @@ async def render_chat(
     request: ChatCompletionRequest | TokenizeRequest,
     num_bytes: int,
     *,
+    param: str = "messages",
     max_tokens: int | None = None,
 ) -> RenderedChat:
     """Renders the messages of a body of `num_bytes`, where they may have fewer than `max_tokens`.
+
+    The conversation came in the field `param`.
 
     Raises:
         RequestError: naming what the template or the server refuses.
@@ -136,13 +157,19 @@ async def render_chat(
     """
     pool, tokenizer = context.text_pool, context.tokenizer
     goes_on = bool(request.continue_final_message)
+
+    async def rendered(one: ChatCompletionRequest | TokenizeRequest) -> list[Segment]:
+        return await pool.render(await pool.run(num_bytes, lambda: _render_request(one, param)))
+
     try:
-        segments = await pool.render(await pool.run(num_bytes, lambda: _render_request(request)))
+        segments = await rendered(request)
     except RequestError as error:
-        merged = _with_one_system(request)
-        if error.code != TEMPLATE_REFUSES or merged is None:
+        if error.code != TEMPLATE_REFUSES:
             raise
-        segments = await pool.render(await pool.run(num_bytes, lambda: _render_request(merged)))
+        merged = await pool.run(num_bytes, lambda: _with_one_system(request))
+        if merged is None:
+            raise
+        segments = await rendered(merged)
     text = "".join(segment.text for segment in segments)
     if max_tokens is not None:
         await pool.run(len(text), lambda: check_length(tokenizer, text, max_tokens, "messages"))
@@ -152,7 +179,7 @@ async def render_chat(
             len(text), lambda: _reopened(tokenizer, text, token_ids, request.messages or [])
         )
     thinking = None if goes_on else thinking_of(text)
-    return RenderedChat(text, tokenizer.with_prefix(token_ids), thinking)
+    return RenderedChat(tokenizer.with_prefix(token_ids), thinking)
 
 
 def _with_one_system(
@@ -169,9 +196,10 @@ def _with_one_system(
     return request.model_copy(update={"messages": merged})
 
 
-def _render_request(request: ChatCompletionRequest | TokenizeRequest) -> bytes:
+def _render_request(request: ChatCompletionRequest | TokenizeRequest, param: str) -> bytes:
     """The arguments of `ChatTemplates.render`, in JSON."""
-    messages = [_message(message) for message in request.messages or ()]
+    arguments = _Arguments(param)
+    messages = [_message(message, arguments) for message in request.messages or ()]
     adds_prompt = request.add_generation_prompt
     if adds_prompt is None:
         adds_prompt = not request.continue_final_message
@@ -221,7 +249,7 @@ def _reopened(
     return body, token_ids[:start]
 
 
-def _message(message: ChatMessage) -> dict[str, JsonValue]:
+def _message(message: ChatMessage, arguments: _Arguments) -> dict[str, JsonValue]:
     result: dict[str, JsonValue] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": _content(message),
@@ -237,7 +265,7 @@ def _message(message: ChatMessage) -> dict[str, JsonValue]:
                 "type": "function",
                 "function": {
                     "name": call.function.name,
-                    "arguments": _arguments(call.function.arguments),
+                    "arguments": arguments.read(call.function.arguments),
                 },
             }
             for call in message.tool_calls
@@ -264,23 +292,36 @@ def _content(message: ChatMessage) -> str:
     return "\n".join(texts)
 
 
-def _arguments(given: str | dict[str, object] | None) -> JsonValue:
-    """A call's arguments, as an object where they are one.
+class _Arguments:
+    """Reads the arguments of past calls, which all together have no more values than a body."""
 
-    Templates write objects as JSON and texts as they are.
-    """
-    if not isinstance(given, str):
-        return plain_json(given or {})
-    if not given.strip():
-        return {}  # how some clients write that there are none
-    try:
-        value: object = json.loads(given)
-        if "\\u" in given:
-            # An escape that is half a character is JSON, but only as an escape.
-            json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        return given
-    return plain_json(value) if isinstance(value, dict) else given
+    def __init__(self, param: str) -> None:
+        self._param, self._num_values = param, 0
+
+    def read(self, given: str | dict[str, object] | None) -> JsonValue:
+        """Arguments as an object where they are one.
+
+        Templates write objects as JSON and texts as they are.
+
+        Raises:
+            RequestError: they are JSON that no body may hold, or too large.
+        """
+        if not isinstance(given, str):
+            return plain_json(given or {}, self._param)
+        if not given.strip():
+            return {}  # how some clients write that there are none
+        data = given.encode()
+        self._num_values += num_values(data)
+        what = f"{self._param}: the arguments of a call"
+        if self._num_values > MAX_VALUES:
+            raise RequestError(
+                f"{self._param}: the arguments of all calls have {TOO_MANY_VALUES}.", self._param
+            )
+        try:
+            value = read_json(data, what, self._param)
+        except NotJson:
+            return given  # as a model may have written it
+        return plain_json(value, self._param) if isinstance(value, dict) else given
 
 
 def _tool(tool: Tool) -> dict[str, JsonValue]:
@@ -288,6 +329,7 @@ def _tool(tool: Tool) -> dict[str, JsonValue]:
     return {"type": "function", **dumped} if isinstance(dumped, dict) else {}
 
 
-def tool_schemas(tools: Sequence[Tool]) -> ToolSchemas:
-    """The schemas of their parameters by name."""
-    return {tool.function.name: plain_json(tool.function.parameters) for tool in tools}
+def _tool_types(context: ServerContext, tools: Sequence[Tool]) -> ToolTypes:
+    return context.answer_form.tool_types(
+        {tool.function.name: cast("JsonValue", tool.function.parameters) for tool in tools}
+    )

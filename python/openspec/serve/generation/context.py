@@ -8,6 +8,7 @@ import ctypes
 import gc
 import hmac
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,13 +28,17 @@ from openspec.serve.shapes.wire import FAILURES, ApiError, overloaded
 from openspec.text.parsers.message import AnswerForm
 from openspec.text.pool import TextPool
 from openspec.text.tokenizer import Tokenizer
+from openspec.text.turns import Lanes
 
 logger = logging.getLogger(__name__)
 
-LARGE_BYTES = 16 << 20
+LARGE_BYTES = 1 << 20
+"""Of bodies, whose values may take forty times as much."""
 MAX_NOTES = 64
-MAX_PROMPT_LOGPROBS = 4 << 20
-"""That answers may hold at a time, counted for each of `n`."""
+MAX_LOGPROBS_HELD = 4 << 20
+"""Of prompts and answers, that all requests together may ask for."""
+MAX_SMALL_BODIES, MAX_LARGE_BODIES = 16, 4
+"""Read at a time: Python's collector holds everything up while it looks at their values."""
 BODIES_SHARE = 128
 """The part of the free memory that bodies of requests may take at a time."""
 TRIM_AFTER_S = 1.0
@@ -94,6 +99,7 @@ class Abortable(Protocol):
 
     request_id: str
     external_id: str
+    owner: bytes | None
 
     def abort(self) -> None:
         """Ends it."""
@@ -139,10 +145,12 @@ class Lifecycle:
         """Takes it out."""
         self._jobs.pop(job.request_id, None)
 
-    def abort(self, request_id: str) -> int:
-        """Aborts the requests of this id, ours or the client's; returns how many."""
+    def abort(self, request_id: str, owner: bytes | None) -> int:
+        """Aborts the owner's requests of this id, ours or the client's; returns how many."""
         found = [
-            job for job in self._jobs.values() if request_id in (job.request_id, job.external_id)
+            job
+            for job in self._jobs.values()
+            if job.owner == owner and request_id in (job.request_id, job.external_id)
         ]
         for job in found:
             job.abort()
@@ -197,7 +205,8 @@ class ServerContext:
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     answer_form: AnswerForm = field(init=False)
     body_bytes: Budget = field(init=False)
-    prompt_logprobs: Budget = field(init=False)
+    echo_bytes: Budget = field(init=False)
+    logprobs: Budget = field(init=False)
     allowed_ids: Budget = field(init=False)
     grammars: GrammarStore = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -206,6 +215,10 @@ class ServerContext:
     """In flight, running or waiting."""
     num_prompt_tokens: int = 0
     """Of their prompts, each counted once."""
+    num_preparing: int = 0
+    """Requests whose bodies are there and whose prompts are not ready."""
+    bodies: Lanes = field(default_factory=lambda: Lanes(MAX_SMALL_BODIES, MAX_LARGE_BODIES))
+    """Those whose values are in memory; further ones wait as bytes, the smallest first."""
 
     def __post_init__(self) -> None:
         self.model = self.model.with_eos_token(self.tokenizer.eos_token_id)
@@ -220,12 +233,17 @@ class ServerContext:
             lambda: self.tokenizer.grammar_tokens(self.answer_form.spelled_ids),
             self.model.vocab_size,
             list(self.model.eos_token_ids),
-            GrammarLimits.within(available, self.config.grammar_timeout_s),
+            GrammarLimits.within(
+                available,
+                self.engine.info.memory_plan["grammar_bytes"],
+                self.config.grammar_timeout_s,
+            ),
         )
         refused = self.metrics.rejections.labels("over_budget").inc
         most = max(available // BODIES_SHARE, self.config.max_body_bytes)
-        self.body_bytes = Budget("bytes of bodies", most, refused, _give_memory_back)
-        self.prompt_logprobs = Budget("log-probabilities of prompts", MAX_PROMPT_LOGPROBS, refused)
+        self.body_bytes = Budget("bytes of bodies", most, refused, _Trimming())
+        self.echo_bytes = Budget("bytes that answers repeat", most, refused)
+        self.logprobs = Budget("log-probabilities", MAX_LOGPROBS_HELD, refused)
         self.allowed_ids = Budget(
             "allowed_token_ids times sequences", MAX_ALLOWED_IDS_OF_ALL, refused
         )
@@ -283,6 +301,20 @@ class ServerContext:
                 code="model_not_found",
             )
 
+    @contextlib.contextmanager
+    def preparation(self) -> Iterator[None]:
+        """Counts a request as one sequence from its body to its prompt.
+
+        Raises:
+            ApiError: 503, there is no room in the queue.
+        """
+        self._check_room(1, 1, self.num_preparing)
+        self.num_preparing += 1
+        try:
+            yield
+        finally:
+            self.num_preparing -= 1
+
     def check_capacity(self, num_sequences: int = 1, num_prompt_tokens: int = 1) -> None:
         """Refuses a request while the queue has no room, the engine is gone or the server ending.
 
@@ -293,8 +325,11 @@ class ServerContext:
         if self.lifecycle.is_ending:
             raise overloaded("The server is shutting down.", retry_after_s=5, close=True)
         self.check_engine()
+        self._check_room(num_sequences, num_prompt_tokens)
+
+    def _check_room(self, num_sequences: int, num_prompt_tokens: int, num_ahead: int = 0) -> None:
         sizes = (
-            ("sequences", num_sequences, self.num_sequences),
+            ("sequences", num_sequences, self.num_sequences + num_ahead),
             ("prompt tokens", num_prompt_tokens, self.num_prompt_tokens),
         )
         queues = self.config.max_num_queued_reqs, self.config.max_num_queued_tokens
@@ -328,11 +363,19 @@ class ServerContext:
         return stats
 
 
-def _give_memory_back(num_bytes: int) -> None:
+class _Trimming:
     """Has the C library return what large bodies took, which it would keep in pieces."""
-    if num_bytes >= LARGE_BYTES:
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __call__(self, num_bytes: int) -> None:
+        """Soon after bodies that took so many bytes; once for all that come until then."""
         loop = asyncio.get_running_loop()
-        loop.call_later(TRIM_AFTER_S, loop.run_in_executor, None, _trim)
+        is_waiting = self._timer is not None and self._timer.when() > loop.time()
+        if num_bytes >= LARGE_BYTES and not is_waiting:
+            trim = threading.Thread(target=_trim, daemon=True)
+            self._timer = loop.call_later(TRIM_AFTER_S, trim.start)
 
 
 def _trim() -> None:
@@ -341,16 +384,21 @@ def _trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def is_authorised(headers: Sequence[tuple[bytes, bytes]], keys: Sequence[bytes]) -> bool:
-    """Whether the request carries one of the keys, in a time that does not depend on them."""
+def key_of(headers: Sequence[tuple[bytes, bytes]], keys: Sequence[bytes]) -> bytes | None:
+    """The key that the request carries, found in a time that does not depend on the keys."""
     given = [value for name, value in headers if name == b"authorization"]
     tokens = [value for name, value in headers if name == b"x-api-key"]
     if len(given) > 1 or len(tokens) > 1:
-        return False
+        return None
     for value in given:
         scheme, _, token = value.partition(b" ")
         if scheme.lower() == b"bearer":
             tokens.append(token)
     tokens = [token.strip() for token in tokens]
-    matches = [hmac.compare_digest(token, key) for token in tokens for key in keys if token]
-    return any(matches)
+    matches = [
+        key if hmac.compare_digest(token, key) else None
+        for token in tokens
+        for key in keys
+        if token
+    ]
+    return next((key for key in matches if key is not None), None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,9 +11,13 @@ from openspec.engine.processes.replicas import Replicas
 from openspec.errors import EngineError
 from openspec.grammar.compiler import CompiledGrammar, GrammarCompiler, GrammarLimits
 from openspec.serve.shapes.wire import overloaded
+from openspec.text.grammars.worker import COMMAND
 from openspec.text.pool import TextPool
 
 Tokens = Callable[[], list[bytes]]
+
+_OVERLOADS = {"grammars_waiting": 1, "grammars_full": 1, "grammar_process_ended": 1}
+"""Seconds after which to try again, by an error's code."""
 
 
 class GrammarStore:
@@ -34,44 +37,43 @@ class GrammarStore:
         self._vocab_size, self._stop_ids, self._limits = vocab_size, stop_ids, limits
         self._compiler: GrammarCompiler | None = None
         self._starting: asyncio.Lock = asyncio.Lock()
-        self._num_users: Counter[str] = Counter()
 
-    async def compiled(self, source: str, param: str) -> CompiledGrammar:
-        """The compiled grammar of a source; compilation ends where no request waits for it.
+    async def compiled(self, demand: bytes, param: str) -> CompiledGrammar:
+        """The compiled grammar of a demand; compilation ends where no request waits for it.
 
         Raises:
-            RequestError: it is refused, naming `param`.
-            ApiError: 503, too many grammars wait.
+            RequestError: it is refused, naming `param` or the field beside it that is wrong.
+            ApiError: 503, too many grammars wait, or the process that compiles ended.
         """
         compiler = await self._started()
-        try:
-            ticket = compiler.submit(source)
-        except EngineError as error:
-            if error.code != "grammars_waiting":
-                raise
-            raise overloaded(f"{error}; try again later.", retry_after_s=1) from None
-        try:
-            compiled = asyncio.shield(asyncio.wrap_future(ticket.future))
-            # The ticket tells of a refusal; what nobody retrieves would be logged.
-            compiled.add_done_callback(lambda done: done.cancelled() or done.exception())
-            await asyncio.wait({compiled})
-            return ticket.result(param)
-        finally:
-            ticket.leave()
+        with _overloads():
+            ticket = compiler.submit(demand)
+            try:
+                compiled = asyncio.shield(asyncio.wrap_future(ticket.future))
+                # The ticket tells of a refusal; what nobody retrieves would be logged.
+                compiled.add_done_callback(lambda done: done.cancelled() or done.exception())
+                await asyncio.wait({compiled})
+                return ticket.result(param)
+            finally:
+                ticket.leave()
 
     @contextmanager
     def loaded(self, grammar: CompiledGrammar | None) -> Iterator[None]:
-        """Keeps a grammar for the engines, for the requests that are submitted within."""
-        if grammar is None:
+        """Keeps a grammar for the engines, for the requests that are submitted within.
+
+        Raises:
+            ApiError: 503, the grammars in use leave no room for it.
+        """
+        if grammar is None or self._compiler is None:
             yield
             return
-        self._engines.load_grammar(grammar.key, grammar.data)
-        self._num_users[grammar.key] += 1
+        with _overloads():
+            self._compiler.hold(grammar)
         try:
+            self._engines.load_grammar(grammar.key, grammar.data)
             yield
         finally:
-            self._num_users[grammar.key] -= 1
-            self._drop_unused(grammar.key)
+            self._compiler.release(grammar)
 
     def info(self) -> dict[str, JsonValue]:
         """Limits and use, for /server_info."""
@@ -79,7 +81,7 @@ class GrammarStore:
         return {
             "timeout_s": limits.timeout_s,
             "memory": limits.memory,
-            "cache_bytes": limits.cache_bytes,
+            "cache_bytes": limits.room,
             "num_cached": compiler.num_kept if compiler else 0,
             "num_cached_bytes": compiler.num_bytes if compiler else 0,
         }
@@ -96,20 +98,31 @@ class GrammarStore:
                 tokens = await self._pool.run(self._vocab_size, self._make_tokens)
                 self._engines.set_vocabulary(tokens, self._vocab_size, self._stop_ids)
                 self._compiler = GrammarCompiler(
+                    COMMAND,
                     tokens,
                     self._vocab_size,
                     self._stop_ids,
                     self._limits,
-                    on_forget=lambda key: _call(loop, self._drop_unused, key),
+                    on_forget=lambda key: _call(loop, self._drop, key),
                 )
             return self._compiler
 
-    def _drop_unused(self, key: str) -> None:
-        """Takes a grammar from the engines once no request uses it and the cache has lost it."""
-        if self._num_users[key] > 0 or (self._compiler is not None and self._compiler.keeps(key)):
-            return
-        del self._num_users[key]
-        self._engines.drop_grammar(key)
+    def _drop(self, key: str) -> None:
+        """Takes a grammar from the engines, unless it has been compiled again meanwhile."""
+        if self._compiler is not None and not self._compiler.keeps(key):
+            self._engines.drop_grammar(key)
+
+
+@contextmanager
+def _overloads() -> Iterator[None]:
+    """Turns what passes by itself into a 503 that says when to try again."""
+    try:
+        yield
+    except EngineError as error:
+        if error.code not in _OVERLOADS:
+            raise
+        retry_after_s = _OVERLOADS[error.code]
+        raise overloaded(f"{error}; try again later.", retry_after_s=retry_after_s) from None
 
 
 def _call(loop: asyncio.AbstractEventLoop, work: Callable[[str], None], key: str) -> None:

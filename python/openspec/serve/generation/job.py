@@ -27,6 +27,8 @@ from openspec.text.outputs import OutputDelta, RequestOutputProcessor
 from openspec.text.stop_strings import StopStrings
 from openspec.text.tokenizer import Tokenizer
 
+SEQUENCE_CHARS = 64
+"""One sequence takes about as long as so many characters, to be made and to be answered."""
 MIN_CHECKED_CHARS = 1 << 16
 """Shorter texts are encoded as soon as looked at."""
 
@@ -65,6 +67,7 @@ class Job:
         self._held = contextlib.ExitStack()
         self.request_id = f"{kind}-{arrival.unique}"
         self.external_id = arrival.external_id
+        self.owner = arrival.owner
         self.prompts = prompts
         self.sampling = sampling
         self.arrival_time = arrival.time
@@ -104,7 +107,7 @@ class Job:
                     shown_token_ids=shown_token_ids,
                     stop_strings=stops,
                     arrival_time=arrival.time,
-                    keeps_steps=not body.stream,
+                    keeps_details=not body.stream,
                 )
             )
         self._by_id = {processor.request.request_id: processor for processor in self.processors}
@@ -151,14 +154,21 @@ class Job:
             ApiError: 503, others have taken too much.
         """
         context, sampling = self._context, self.sampling
-        num_sequences, num_prompt_tokens = self._size()
-        num_logprobs = 0
-        if sampling.prompt_logprobs is not None:
-            num_logprobs = num_prompt_tokens * sampling.n * (1 + sampling.prompt_logprobs)
-        with context.prompt_logprobs.share() as take, context.allowed_ids.share() as take_ids:
-            take(num_logprobs)
-            take_ids(num_sequences * len(sampling.allowed_token_ids or ()))
+        with context.logprobs.share() as take, context.allowed_ids.share() as take_ids:
+            take(self._num_logprobs())
+            take_ids(len(self.processors) * len(sampling.allowed_token_ids or ()))
             yield
+
+    def _num_logprobs(self) -> int:
+        """Entries of the prompts' and the answers' log-probabilities, at most."""
+        sampling, room = self.sampling, self._context.engine.info.max_model_len
+        per_prompt, per_output = (
+            0 if num is None else sampling.n * (1 + num)
+            for num in (sampling.prompt_logprobs, sampling.logprobs)
+        )
+        lengths = [len(prompt.token_ids) for prompt in self.prompts]
+        most = [min(sampling.max_tokens, room - length) for length in lengths]
+        return sum(lengths) * per_prompt + sum(most) * per_output
 
     def _size(self) -> tuple[int, int]:
         """Sequences and prompt tokens; a prompt counts once, however often it is completed."""
@@ -245,6 +255,13 @@ class Job:
             first = processor.metrics().first_token_time
             if first is not None and num_out > 1:
                 metrics.time_per_output_token.observe((now - first) / (num_out - 1), 1, engine)
+
+
+def job_size(prompts: Sequence[Prompt], sampling: SamplingParams) -> int:
+    """How much work it is to make a job, in characters (see `TextPool.run`)."""
+    texts = [*sampling.bad_words, *sampling.stop]
+    num_ids = len(sampling.allowed_token_ids or ()) + sum(len(one.token_ids) for one in prompts)
+    return SEQUENCE_CHARS * sampling.n * len(prompts) + num_ids + 16 * sum(map(len, texts))
 
 
 def sampling_params(

@@ -163,17 +163,22 @@ class ServerMetrics:
             for engine, stats in enumerate(self._stats):
                 family.add_sample(metric.name + end, {"engine": str(engine)}, metric.read(stats))
             yield from self._shown(metric.prefixes, family)
-        per_pos = CounterMetricFamily(
-            "spec_decode_num_accepted_tokens_per_pos",
-            "Accepted draft tokens by position in the draft.",
-            labels=["engine", "position"],
+        yield from self._shown(
+            BOTH,
+            self._by_position(
+                "spec_decode_num_accepted_tokens_per_pos",
+                "Accepted draft tokens by position in the draft.",
+                [stats.num_accepted_tokens_per_pos for stats in self._stats],
+            ),
         )
-        for engine, stats in enumerate(self._stats):
-            accepted = stats.num_accepted_tokens_per_pos
-            num_positions = max(self._info.num_speculative_tokens, len(accepted))
-            for position, count in enumerate(accepted + [0] * (num_positions - len(accepted))):
-                per_pos.add_metric([str(engine), str(position)], count)
-        yield from self._shown(BOTH, per_pos)
+        yield from self._shown(
+            OWN,
+            self._by_position(
+                "spec_decode_num_drafts_per_pos",
+                "Drafts that had a token at the position.",
+                [stats.num_drafts_per_pos for stats in self._stats],
+            ),
+        )
         seconds = CounterMetricFamily(
             "engine_step_seconds",
             "Time of steps: drafter, target, both where not known apart, rest.",
@@ -193,6 +198,15 @@ class ServerMetrics:
         for prefixes, collector in self._families:
             for family in collector.collect():
                 yield from self._shown(prefixes, family)
+
+    def _by_position(self, name: str, text: str, counts: Sequence[list[int]]) -> Metric:
+        """Counts by engine and position, with zeros up to the depth of drafts."""
+        family = CounterMetricFamily(name, text, labels=["engine", "position"])
+        for engine, of in enumerate(counts):
+            num_missing = self._info.num_speculative_tokens - len(of)
+            for position, count in enumerate(of + [0] * num_missing):
+                family.add_metric([str(engine), str(position)], count)
+        return family
 
     def render(self) -> bytes:
         """The exposition text, a moment old: writing it takes milliseconds of the event loop."""

@@ -3,72 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
 from openspec.errors import RequestError
-from openspec.grammar.formats import Format, source_of
 from openspec.messages import StructuredOutputs
 from openspec.serve.generation.context import ServerContext
-from openspec.serve.shapes.chat import ChatCompletionRequest, GenerationFields, ResponseFormat
-from openspec.text.answer_grammar import (
-    GrammarTool,
-    ToolUse,
-    answer_source,
-    content_format,
-    strict_schema_format,
+from openspec.serve.shapes.chat import (
+    ChatCompletionRequest,
+    FunctionDefinition,
+    GenerationFields,
+    ResponseFormat,
+    Tool,
 )
-from openspec.text.json_values import plain_json
+from openspec.text.grammars.demand import CallDemand, Demand, ToolDemand, chat_demand
 
 GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 """Older names of vLLM's, each of a field of `structured_outputs`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the answer's content must be."""
+
+    content: StructuredOutputs | None
+    """None: it is free."""
+    param: str
+    """The field that says so."""
+    strict: bool = False
+    """Its schema must keep the rules of strict ones."""
+
+
 def content_of(
     body: GenerationFields, given: ResponseFormat | None, param: str = "response_format"
-) -> tuple[Format | None, str]:
-    """What the answer's content must be, and the field that says so.
+) -> Wanted:
+    """What a body wants of the content; `given` came in its field `param`.
 
     Raises:
-        RequestError: two fields say something, or it cannot be enforced.
+        RequestError: two fields say something, or one of them what no answer can be.
     """
     wanted = [name for name in (*GUIDED, "structural_tag", "structured_outputs")
               if getattr(body, name) is not None]  # fmt: skip
     if given is not None and given.type != "text":
         wanted.append(param)
     if not wanted:
-        return None, param
+        return Wanted(None, param)
     if len(wanted) > 1:
         raise RequestError(
             f"{' and '.join(wanted)} exclude each other; leave out all but one", wanted[0]
         )
-    if body.ignore_eos:
-        raise RequestError(f"ignore_eos and {wanted[0]} exclude each other", "ignore_eos")
     name = wanted[0]
+    _check_ends(body, name)
     if name == param and given is not None:
-        return _of_response_format(given, param), param
-    if name == "structured_outputs":
-        fields = plain_json(body.structured_outputs, name)
-    else:
-        fields = {name.removeprefix("guided_"): plain_json(getattr(body, name), name)}
-    try:
-        structured = msgspec.convert(fields, StructuredOutputs)
-    except msgspec.ValidationError as error:
-        raise RequestError(f"{name}: {error}", name) from None
+        return _of_response_format(given, param)
+    fields: object = getattr(body, name)
+    if name != "structured_outputs":
+        fields = {name.removeprefix("guided_"): fields}
     known = set(StructuredOutputs.__struct_fields__)
     if isinstance(fields, Mapping) and (unknown := set(fields) - known):
         raise RequestError(
             f"{name}: unknown key {min(unknown)[:64]!r}; known are {', '.join(sorted(known))}", name
         )
-    return content_format(structured, name), name
+    return Wanted(_structured(fields, name), name)
 
 
-def _of_response_format(given: ResponseFormat, param: str) -> Format:
+def _check_ends(body: GenerationFields, name: str) -> None:
+    """Refuses what would have the answer end elsewhere than its grammar."""
+    for other in ("ignore_eos", "min_tokens"):
+        if getattr(body, other):
+            raise RequestError(f"{other} and {name} exclude each other", other)
+
+
+def _structured(fields: object, param: str) -> StructuredOutputs:
+    try:
+        return msgspec.convert(fields, StructuredOutputs)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"{param}: {error}", param) from None
+
+
+def _of_response_format(given: ResponseFormat, param: str) -> Wanted:
     if given.type == "json_object":
-        return content_format(StructuredOutputs(json_object=True), param)
+        return Wanted(StructuredOutputs(json_object=True), param)
     if given.type == "structural_tag":
-        tag = plain_json(given.model_extra, param)
-        return content_format(msgspec.convert({"structural_tag": tag}, StructuredOutputs), param)
+        return Wanted(_structured({"structural_tag": given.model_extra}, param), param)
     if given.type != "json_schema":
         raise RequestError(
             f"{param}: type {given.type[:64]!r} is not supported; known are text, json_object, "
@@ -78,11 +96,11 @@ def _of_response_format(given: ResponseFormat, param: str) -> Format:
     inner = given.json_schema
     if inner is None or inner.schema_ is None:
         raise RequestError(f"{param}: json_schema.schema is missing", param)
-    return strict_schema_format(plain_json(inner.schema_, param), bool(inner.strict), param)
+    return Wanted(StructuredOutputs(json=inner.schema_), param, bool(inner.strict))
 
 
-def tool_use(chat: ChatCompletionRequest) -> ToolUse | None:
-    """Which calls the answer may hold; None for none.
+def chosen_tools(chat: ChatCompletionRequest) -> tuple[str, list[Tool]]:
+    """How calls are chosen ("none", "auto", "required" or "named"), and among which tools.
 
     Raises:
         RequestError: `tool_choice` is none, or asks for a tool that is not there.
@@ -107,56 +125,70 @@ def tool_use(chat: ChatCompletionRequest) -> ToolUse | None:
         )
     if choice != "none" and wanted is not None and not tools:
         raise RequestError(f"tool_choice {choice!r} needs tools.", "tool_choice")
+    if choice != "none" and len(set(names)) < len(names):
+        raise RequestError("tools: two have the same name.", "tools")
+    return choice, tools
+
+
+def call_demand(chat: ChatCompletionRequest) -> CallDemand | None:
+    """Which calls the answer may hold; None for none.
+
+    Raises:
+        RequestError: as `chosen_tools`.
+    """
+    choice, tools = chosen_tools(chat)
     if choice == "none" or not tools:
         return None
-    if len(set(names)) < len(names):
-        raise RequestError("tools: two have the same name.", "tools")
-    listed = [
-        GrammarTool(
-            tool.function.name,
-            plain_json(tool.function.parameters, "tools"),
-            tool.function.strict,
-        )
-        for tool in tools
-    ]
-    return ToolUse(listed, choice, chat.parallel_tool_calls is not False)
+    calls = [_tool_demand(tool.function, is_forced=choice != "auto") for tool in tools]
+    parallel = chat.parallel_tool_calls is not False and choice != "named"
+    return CallDemand(tools=calls, must_come=choice != "auto", parallel=parallel)
 
 
-def chat_source(
+def _tool_demand(tool: FunctionDefinition, is_forced: bool) -> ToolDemand:
+    """Arguments keep to the schema where that is asked for, or where the call is."""
+    free = tool.strict is False or (not tool.strict and not is_forced)
+    parameters = None if free else tool.parameters
+    free = free and tool.parameters is not None
+    return ToolDemand(name=tool.name, parameters=parameters, strict=bool(tool.strict), free=free)
+
+
+def encoded_chat_demand(
     context: ServerContext,
     body: GenerationFields,
     chat: ChatCompletionRequest,
     thinking: bool | None,
     param: str,
-) -> tuple[str | None, str]:
-    """The source of the grammar of a chat's answer, and the field that asks for it.
+) -> tuple[bytes | None, str]:
+    """What the compiler takes for a chat's answer (None: it is free), and the field that asks.
 
     Raises:
         RequestError: naming the field.
     """
-    content, content_param = content_of(body, chat.response_format, param)
-    tools = tool_use(chat)
-    if content is not None and tools is not None and tools.choice != "auto":
+    wanted, calls = content_of(body, chat.response_format, param), call_demand(chat)
+    if wanted.content is not None and calls is not None and calls.must_come:
         raise RequestError(
-            f"{content_param} asks for text, and tool_choice for a call; leave out one of them, or "
+            f"{wanted.param} asks for text, and tool_choice for a call; leave out one of them, or "
             "say tool_choice 'auto'",
-            content_param,
+            wanted.param,
         )
-    source = answer_source(context.answer_form, thinking, content, tools, content_param)
-    if source is not None and body.ignore_eos:
-        raise RequestError(
-            "ignore_eos and strict or required tools exclude each other", "ignore_eos"
-        )
-    return source, content_param if content is not None else "tools"
+    demand = chat_demand(context.answer_form, thinking, wanted.content, calls, wanted.strict)
+    if demand is None:
+        return None, wanted.param
+    field = wanted.param if wanted.content is not None else "tools"
+    _check_ends(body, "strict or required tools")
+    return demand.encoded(field), field
 
 
-def completion_source(
+def encoded_completion_demand(
     body: GenerationFields, given: ResponseFormat | None
-) -> tuple[str | None, str]:
-    """The source of the grammar of a completion's text, and the field that asks for it.
+) -> tuple[bytes | None, str]:
+    """The same for a completion's text.
 
     Raises:
         RequestError: naming the field.
     """
-    content, param = content_of(body, given)
-    return (None if content is None else source_of(content, param)), param
+    wanted = content_of(body, given)
+    if wanted.content is None:
+        return None, wanted.param
+    demand = Demand(content=wanted.content, strict=wanted.strict)
+    return demand.encoded(wanted.param), wanted.param

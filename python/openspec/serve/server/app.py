@@ -30,7 +30,7 @@ from openspec.serve.endpoints.completions import create_completion
 from openspec.serve.endpoints.messages import count_tokens, create_message
 from openspec.serve.endpoints.responses import create_response
 from openspec.serve.endpoints.ui_page import ui
-from openspec.serve.generation.context import ServerContext, is_authorised
+from openspec.serve.generation.context import ServerContext, key_of
 from openspec.serve.shapes.chat import (
     AbortRequest,
     ChatCompletionRequest,
@@ -72,15 +72,20 @@ _PAGE_HEADERS = {
 }
 
 
-async def root(_: ServerContext, __: Request) -> Response:
-    """The endpoints."""
+async def root(context: ServerContext, __: Request) -> Response:
+    """The endpoints, and the pages for people."""
     endpoints = {
         f"{method} {path}": _summary(handler)
         for path, handlers in ROUTES.items()
         for method, handler in handlers.items()
     }
     return json_response(
-        {"name": "openspec", "version": openspec.__version__, "endpoints": endpoints}
+        {
+            "name": "openspec",
+            "version": openspec.__version__,
+            "pages": ["/ui", "/docs"] if context.config.pages else [],
+            "endpoints": endpoints,
+        }
     )
 
 
@@ -241,9 +246,13 @@ class Gate:
                 "A request has Content-Length or Transfer-Encoding, not both.",
                 headers={"connection": "close"},
             )
+        _, model = POST_ROUTES.get(scope["path"], (None, None))
+        if scope["method"] == "POST" and model is None:
+            _refuse_other_sites(headers, self._context.config.allowed_origins or ())
         if scope["path"] in PUBLIC_PATHS:
             return
-        if self._keys and not is_authorised(headers, self._keys):
+        key = scope["state"]["key"] = key_of(headers, self._keys)
+        if self._keys and key is None:
             # OpenAI's words: LiteLLM takes any other "invalid_request_error" for a bad request.
             raise ApiError(
                 401,
@@ -266,6 +275,29 @@ class Gate:
         if route in PAGES and not self._context.config.pages:
             raise not_found()
         return handler
+
+
+def _refuse_other_sites(
+    headers: Sequence[tuple[bytes, bytes]], allowed_origins: Sequence[str]
+) -> None:
+    """Refuses what a browser sends for a page of another site.
+
+    A JSON body keeps such pages out by its type; for what has no body nothing else would.
+
+    Raises:
+        ApiError: 403.
+    """
+    given = {name: value.decode("latin-1") for name, value in headers}
+    origin, site = given.get(b"origin"), given.get(b"sec-fetch-site")
+    if origin is not None and (origin in allowed_origins or "*" in allowed_origins):
+        return
+    is_own = origin is None or origin.partition("://")[2] == given.get(b"host")
+    if site not in (None, "same-origin", "none") or not (is_own or site):
+        raise ApiError(
+            403,
+            "A page of another site may not do this; --allowed-origins lets it.",
+            kind="permission_error",
+        )
 
 
 def _route_of(path: str) -> str:

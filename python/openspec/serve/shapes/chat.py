@@ -14,6 +14,7 @@ MAX_SEQUENCES = 1024
 MAX_MESSAGES = 4096
 MAX_CHOSEN_NAME_CHARS = 256
 
+Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 # fail_fast: one complaint is enough, a million of them would be a way to keep the server busy.
@@ -183,7 +184,7 @@ class ToolCall(Model):
 class ChatMessage(Model):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Role
     content: Content | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None

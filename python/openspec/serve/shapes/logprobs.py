@@ -1,17 +1,23 @@
-"""Log-probabilities in the forms of the OpenAI API and of vLLM."""
+"""Log-probabilities in the forms of the OpenAI API and of vLLM.
+
+Lists are written position by position: millions of candidates as objects, or in one call of the
+encoder, would hold up everything else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
 
 from openspec.serve.shapes.wire import (
     ChatLogprobs,
     CompletionLogprobs,
     PromptLogprob,
-    PromptLogprobs,
     TokenLogprob,
+    encoded_list,
 )
-from openspec.text.outputs import Logprob, PositionLogprobs, top_logprobs
+from openspec.text.logprobs import Logprob, PositionLogprobs, top_logprobs
 from openspec.text.tokenizer import Tokenizer
 
 LOWEST_LOGPROB = -9999.0
@@ -36,34 +42,41 @@ def token_name(token_id: int, data: bytes, as_id: bool) -> str:
 def completion_logprobs(
     tokenizer: Tokenizer,
     token_ids: Sequence[int],
-    positions: Sequence[PositionLogprobs | None],
+    positions: Callable[[], Iterable[PositionLogprobs | None]],
     offsets: Sequence[int],
     num_top: int,
     as_ids: bool,
 ) -> CompletionLogprobs:
     """Log-probabilities in the form of /v1/completions, with the `num_top` best of each position.
 
+    `positions` gives those of the tokens, from the first one whenever it is called.
+
     The token is in its own candidates, with the very same float.
     """
-    names: list[str] = []
-    values: list[float | None] = []
-    tops: list[dict[str, float] | None] = []
-    for token_id, position in zip(token_ids, positions, strict=True):
-        names.append(token_name(token_id, tokenizer.token_bytes(token_id), as_ids))
+
+    def name(token_id: int, data: bytes) -> str:
+        return token_name(token_id, data, as_ids)
+
+    def top(token_id: int, position: PositionLogprobs | None) -> Mapping[str, float] | None:
         if position is None:
-            values.append(None)
-            tops.append(None)
-            continue
-        values.append(finite(position[token_id].logprob))
-        candidates = {names[-1]: finite(position[token_id].logprob)}
+            return None
+        own = position[token_id]
+        candidates = {name(token_id, tokenizer.token_bytes(token_id)): finite(own.logprob)}
         for other, entry in top_logprobs(position, num_top):
-            name = token_name(other, entry.token_bytes, as_ids)
-            if other != token_id and name in candidates:
-                name = f"token_id:{other}"
-            candidates[name] = finite(entry.logprob)
-        tops.append(candidates)
+            known = name(other, entry.token_bytes)
+            if other != token_id and known in candidates:
+                known = f"token_id:{other}"
+            candidates[known] = finite(entry.logprob)
+        return candidates
+
+    def own(token_id: int, position: PositionLogprobs | None) -> float | None:
+        return None if position is None else finite(position[token_id].logprob)
+
     return CompletionLogprobs(
-        text_offset=list(offsets), token_logprobs=values, tokens=names, top_logprobs=tops
+        text_offset=encoded_list(offsets),
+        token_logprobs=encoded_list(map(own, token_ids, positions())),
+        tokens=encoded_list(name(one, tokenizer.token_bytes(one)) for one in token_ids),
+        top_logprobs=encoded_list(map(top, token_ids, positions())),
     )
 
 
@@ -71,13 +84,15 @@ def chat_logprobs(
     token_ids: Sequence[int], positions: Sequence[PositionLogprobs], num_top: int, as_ids: bool
 ) -> ChatLogprobs:
     """Log-probabilities in the form of /v1/chat/completions, with the `num_top` best of each."""
-    content = []
-    for token_id, position in zip(token_ids, positions, strict=True):
-        token = _token_logprob(token_id, position[token_id], as_ids)
-        tops = top_logprobs(position, num_top)
-        token.top_logprobs = [_token_logprob(other, entry, as_ids) for other, entry in tops]
-        content.append(token)
-    return ChatLogprobs(content)
+
+    def tokens() -> Iterator[TokenLogprob]:
+        for token_id, position in zip(token_ids, positions, strict=True):
+            token = _token_logprob(token_id, position[token_id], as_ids)
+            tops = top_logprobs(position, num_top)
+            token.top_logprobs = [_token_logprob(other, entry, as_ids) for other, entry in tops]
+            yield token
+
+    return ChatLogprobs(encoded_list(tokens()))
 
 
 def _token_logprob(token_id: int, entry: Logprob, as_id: bool) -> TokenLogprob:
@@ -87,21 +102,21 @@ def _token_logprob(token_id: int, entry: Logprob, as_id: bool) -> TokenLogprob:
 
 def prompt_logprobs(
     positions: Sequence[PositionLogprobs | None] | None, num_top: int
-) -> PromptLogprobs | None:
+) -> msgspec.Raw | None:
     """VLLM's `prompt_logprobs`: for each prompt token its candidates by id; None for the first."""
     if positions is None:
         return None
-    result: PromptLogprobs = []
-    for position in positions:
-        if position is None:
-            result.append(None)
-            continue
-        token_id = next(iter(position))
-        chosen = {token_id: position[token_id]} | dict(top_logprobs(position, num_top))
-        result.append(
-            {
-                str(other): PromptLogprob(finite(entry.logprob), entry.rank, entry.decoded_token)
-                for other, entry in chosen.items()
-            }
-        )
-    return result
+    return encoded_list(_candidates(position, num_top) for position in positions)
+
+
+def _candidates(
+    position: PositionLogprobs | None, num_top: int
+) -> Mapping[str, PromptLogprob] | None:
+    if position is None:
+        return None
+    token_id = next(iter(position))
+    chosen = {token_id: position[token_id]} | dict(top_logprobs(position, num_top))
+    return {
+        str(other): PromptLogprob(finite(entry.logprob), entry.rank, entry.decoded_token)
+        for other, entry in chosen.items()
+    }

@@ -22,6 +22,7 @@ from openspec.serve.shapes.chat import (
     ToolCall,
     function_tool,
 )
+from openspec.serve.shapes.joined import JoinedMessages
 from openspec.serve.shapes.responses import refuse_choices
 
 BILLING = "x-anthropic-billing-header"
@@ -199,23 +200,23 @@ def _tools(body: MessagesFields) -> list[Tool] | None:
 
 def _messages(body: MessagesFields) -> list[ChatMessage]:
     """Messages of one role in a row are one, as Anthropic's API has it."""
-    messages: list[ChatMessage] = []
+    joined = JoinedMessages("\n")
     system = _system(body.system) if body.system is not None else ""
     if system:
-        messages.append(ChatMessage(role="system", content=system))
+        joined.add("system", system)
     for message in body.messages:
         blocks = message.content
         if isinstance(blocks, str):
             blocks = [ContentBlock(type="text", text=blocks)]
         if message.role == "assistant":
-            if not messages or messages[-1].role != "assistant":
-                messages.append(ChatMessage(role="assistant"))
+            if joined.role != "assistant":
+                joined.add("assistant")
             for block in blocks:
-                _add_to_answer(messages[-1], block)
+                _add_to_answer(joined, block)
         else:
             for block in blocks:
-                _add_to_turn(messages, message.role, block)
-    return messages or [ChatMessage(role="user", content="")]
+                _add_to_turn(joined, message.role, block)
+    return joined.messages() or [ChatMessage(role="user", content="")]
 
 
 def _system(system: Content) -> str:
@@ -225,36 +226,32 @@ def _system(system: Content) -> str:
 
 
 def _add_to_turn(
-    messages: list[ChatMessage], role: Literal["system", "user"], block: ContentBlock
+    joined: JoinedMessages, role: Literal["system", "user"], block: ContentBlock
 ) -> None:
     if block.type == "tool_result" and role == "user":
         if block.tool_use_id is None:
             raise RequestError("messages: a tool_result needs tool_use_id.", "messages")
         given = block.content or ""
         parts = [given] if isinstance(given, str) else [_text(part, "messages") for part in given]
-        content = "\n".join(parts)
-        messages.append(ChatMessage(role="tool", content=content, tool_call_id=block.tool_use_id))
+        joined.add("tool", "\n".join(parts), tool_call_id=block.tool_use_id)
         return
     text = _text(block, "messages")
-    last = messages[-1] if messages else None
-    if last is not None and last.role == role and role == "user":
-        last.content = f"{last.content}\n{text}"
+    if joined.role == role == "user":
+        joined.more(text)
     else:
-        messages.append(ChatMessage(role=role, content=text))
+        joined.add(role, text)
 
 
-def _add_to_answer(message: ChatMessage, block: ContentBlock) -> None:
+def _add_to_answer(joined: JoinedMessages, block: ContentBlock) -> None:
     if block.type == "thinking":
-        message.reasoning_content = (message.reasoning_content or "") + (block.thinking or "")
+        joined.think(block.thinking or "")
     elif block.type == "tool_use":
         if block.id is None or block.name is None:
             raise RequestError("messages: a tool_use needs id and name.", "messages")
         function = FunctionCall(name=block.name, arguments=block.input or {})
-        call = ToolCall(id=block.id, type="function", function=function)
-        message.tool_calls = [*(message.tool_calls or ()), call]
+        joined.call(ToolCall(id=block.id, type="function", function=function))
     else:
-        text = _text(block, "messages")
-        message.content = text if message.content is None else f"{message.content}\n{text}"
+        joined.more(_text(block, "messages"))
 
 
 def _text(block: TextPart | ContentBlock, where: str) -> str:

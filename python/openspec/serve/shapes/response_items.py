@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from openspec.checkpoint.strict_json import JsonValue
 from openspec.serve.shapes.wire import RequestMetrics, event
 from openspec.text.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 
@@ -48,7 +47,7 @@ class ResponseUsage(msgspec.Struct):
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
-    """Answer of /v1/responses; its events carry it too."""
+    """Answer of /v1/responses; its events carry it too. `Raw` is the request's, as JSON."""
 
     id: str
     object: str = "response"
@@ -57,9 +56,9 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     background: bool = False
     error: dict[str, str] | None = None
     incomplete_details: dict[str, str] | None = None
-    instructions: str | None
+    instructions: msgspec.Raw
     max_output_tokens: int | None
-    metadata: dict[str, str]
+    metadata: msgspec.Raw
     model: str
     output: list[Item] = []
     parallel_tool_calls: bool
@@ -69,13 +68,13 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     service_tier: str = "default"
     store: bool = False
     temperature: float
-    text: dict[str, dict[str, JsonValue]]
-    tool_choice: JsonValue
-    tools: Sequence[Mapping[str, JsonValue]]
+    text: msgspec.Raw
+    tool_choice: msgspec.Raw
+    tools: msgspec.Raw
     top_p: float
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
-    user: str | None
+    user: msgspec.Raw
     metrics: RequestMetrics | UnsetType = UNSET
 
 

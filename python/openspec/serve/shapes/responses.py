@@ -23,6 +23,7 @@ from openspec.serve.shapes.chat import (
     ToolCall,
     function_tool,
 )
+from openspec.serve.shapes.joined import JoinedMessages
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -196,32 +197,32 @@ def skipped_types(body: ResponsesRequest) -> set[str]:
 
 def _messages(body: ResponsesRequest) -> list[ChatMessage]:
     """Items as messages. Those of one answer become one message, as the model wrote it."""
-    messages: list[ChatMessage] = []
+    joined = JoinedMessages("\n\n")
     if body.instructions:
-        messages.append(ChatMessage(role="system", content=body.instructions))
+        joined.add("system", body.instructions)
     items = body.input
     if isinstance(items, str):
         items = [InputItem(role="user", content=items)]
     is_open = False  # whether the last message is an answer that goes on
+    is_begin = True  # whether there are only system messages
     for item in items:
         kind = item.type or "message"
         if kind == "message" and item.role == "assistant":
-            if not is_open or messages[-1].content or messages[-1].tool_calls:
-                messages.append(ChatMessage(role="assistant"))
-            messages[-1].content = _text(item.content, "content")
+            if not is_open or joined.has_text or joined.has_calls:
+                joined.add("assistant")
+            joined.put(_text(item.content, "content"))
             is_open = True
         elif kind == "message":
-            _add_message(messages, item)
+            _add_message(joined, item, is_begin)
             is_open = False
         elif kind in ("reasoning", "function_call"):
-            goes_on = is_open and (kind == "function_call" or not messages[-1].content)
+            goes_on = is_open and (kind == "function_call" or not joined.has_text)
             if not goes_on:
-                messages.append(ChatMessage(role="assistant"))
-            _add_to_answer(messages[-1], item)
+                joined.add("assistant")
+            _add_to_answer(joined, item)
             is_open = True
         elif kind == "function_call_output":
-            content = _text(item.output, "output")
-            messages.append(ChatMessage(role="tool", content=content, tool_call_id=item.call_id))
+            joined.add("tool", _text(item.output, "output"), tool_call_id=item.call_id)
             is_open = False
         else:
             raise RequestError(
@@ -229,33 +230,31 @@ def _messages(body: ResponsesRequest) -> list[ChatMessage]:
                 "function_call and function_call_output.",
                 "input",
             )
+        is_begin = is_begin and joined.role == "system"
     # Some clients ask with nothing whether the server is there.
-    return messages or [ChatMessage(role="user", content="")]
+    return joined.messages() or [ChatMessage(role="user", content="")]
 
 
-def _add_message(messages: list[ChatMessage], item: InputItem) -> None:
+def _add_message(joined: JoinedMessages, item: InputItem, is_begin: bool) -> None:
     if item.role is None:
         raise RequestError("input: a message needs a role.", "input")
     content = _text(item.content, "content")
     if item.role == "user":
-        messages.append(ChatMessage(role="user", content=content))
-    elif messages and all(message.role == "system" for message in messages):
-        # Templates take one system message in front.
-        messages[-1].content = f"{messages[-1].content}\n\n{content}"
+        joined.add("user", content)
+    elif is_begin and joined.role == "system":
+        joined.more(content)  # templates take one system message in front
     else:
-        messages.append(ChatMessage(role="system", content=content))
+        joined.add("system", content)
 
 
-def _add_to_answer(message: ChatMessage, item: InputItem) -> None:
+def _add_to_answer(joined: JoinedMessages, item: InputItem) -> None:
     if item.type == "reasoning":
-        parts = item.content or item.summary or ""
-        message.reasoning_content = (message.reasoning_content or "") + _text(parts, "reasoning")
+        joined.think(_text(item.content or item.summary or "", "reasoning"))
         return
     if item.name is None or item.call_id is None:
         raise RequestError("input: a function_call needs call_id and name.", "input")
     function = FunctionCall(name=item.name, arguments=item.arguments)
-    call = ToolCall(id=item.call_id, type="function", function=function)
-    message.tool_calls = [*(message.tool_calls or ()), call]
+    joined.call(ToolCall(id=item.call_id, type="function", function=function))
 
 
 def _text(content: Content | None, where: str) -> str:

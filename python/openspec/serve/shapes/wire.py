@@ -7,25 +7,30 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from openspec.errors import EngineError, RequestError, cut
+from openspec.grammar.json_text import raw_number
 
 logger = logging.getLogger(__name__)
 
 ChoiceT = TypeVar("ChoiceT")
 
+MAX_PIECE_BYTES = 1 << 20
+"""That are handed to a connection at a time."""
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 _PATH = re.compile(r"(?<![\w<:/.#])(?:/[\w.+-]+){2,}/?")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\).*", re.DOTALL)
-_encoder = msgspec.json.Encoder()
+_encoder = msgspec.json.Encoder(enc_hook=raw_number)
 # They end no line of an event, but httpx, and so LiteLLM, reads lines as str.splitlines does, which
 # cuts there: the client would lose the event.
 _LINE_ENDS = [(end.encode(), b"\\u%04x" % ord(end)) for end in ("\x85", "\u2028", "\u2029")]
@@ -36,9 +41,44 @@ def encode(value: object) -> bytes:
     return _encoder.encode(value)
 
 
+class PieceResponse(Response):
+    """An answer that goes out in pieces: a large one as a whole would hold up the loop."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends everything."""
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+        await send_body(send, bytes(self.body), is_last=True)
+
+
+async def send_body(send: Send, body: bytes, is_last: bool) -> None:
+    """Sends a body, or a part of one, piece by piece as the client takes it."""
+    view = memoryview(body)
+    for first in range(0, max(1, len(view)), MAX_PIECE_BYTES):
+        end = first + MAX_PIECE_BYTES
+        more = not is_last or end < len(view)
+        piece = bytes(view[first:end])
+        await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+
 def json_response(value: object) -> Response:
     """200 with JSON."""
-    return Response(encode(value), media_type="application/json")
+    return PieceResponse(encode(value), media_type="application/json")
+
+
+def encoded_list(values: Iterable[object]) -> msgspec.Raw:
+    """The values as a list in JSON, each written by itself, so that other threads run meanwhile."""
+    buffer = bytearray(b"[")
+    for value in values:
+        _encoder.encode_into(value, buffer, -1)
+        buffer += b","
+    buffer[len(buffer) - (len(buffer) > 1) :] = b"]"
+    return msgspec.Raw(buffer)
 
 
 def event(value: object) -> bytes:
@@ -73,6 +113,7 @@ class SpeculationMetrics(msgspec.Struct):
     num_draft_tokens: int
     num_accepted_tokens: int
     num_accepted_tokens_per_pos: list[int]
+    num_drafts_per_pos: list[int]
     acceptance_rate: float
     mean_acceptance_length: float
     acceptance_histogram: list[int]
@@ -114,23 +155,22 @@ class RequestMetrics(msgspec.Struct):
 
 
 class PromptLogprob(msgspec.Struct):
-    """One candidate for a prompt position."""
+    """One candidate for a prompt position; `prompt_logprobs` has them by id, for each position."""
 
     logprob: float
     rank: int | None
     decoded_token: str
 
 
-PromptLogprobs = list[dict[str, PromptLogprob] | None]
-
-
 class CompletionLogprobs(msgspec.Struct):
-    """Log-probabilities in the form of /v1/completions."""
+    """Log-probabilities in the form of /v1/completions: lists in JSON."""
 
-    text_offset: list[int]
-    token_logprobs: list[float | None]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float] | None]
+    text_offset: msgspec.Raw
+    token_logprobs: msgspec.Raw
+    """Of each token."""
+    tokens: msgspec.Raw
+    top_logprobs: msgspec.Raw
+    """For each token its candidates' by name."""
 
 
 class CompletionChoice(msgspec.Struct):
@@ -143,7 +183,7 @@ class CompletionChoice(msgspec.Struct):
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    prompt_logprobs: msgspec.Raw | UnsetType | None = UNSET
     steps: list[Step] | UnsetType = UNSET
 
 
@@ -159,7 +199,7 @@ class Answer(msgspec.Struct, Generic[ChoiceT], kw_only=True):
     metrics: RequestMetrics | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     """Of chats; choices of /v1/completions have their own."""
-    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    prompt_logprobs: msgspec.Raw | UnsetType | None = UNSET
 
 
 class Completion(Answer[CompletionChoice], kw_only=True):
@@ -181,7 +221,8 @@ class TokenLogprob(msgspec.Struct):
 class ChatLogprobs(msgspec.Struct):
     """Log-probabilities in the form of /v1/chat/completions."""
 
-    content: list[TokenLogprob]
+    content: msgspec.Raw
+    """A list of TokenLogprob in JSON."""
     refusal: None = None
 
 
@@ -329,6 +370,8 @@ def to_api_error(exc: Exception) -> ApiError:
         return ApiError(400, str(exc), param=exc.param, code=exc.code)
     if isinstance(exc, EngineError):
         logger.error("engine error: %s", exc)
+        if exc.code == "text_process_ended":
+            return overloaded(FAILURES[exc.code], retry_after_s=1, code=exc.code)
         message = FAILURES.get(exc.code or "", "The engine failed on this request.")
         return ApiError(500, message, kind="server_error", code=exc.code)
     logger.error("unexpected error while serving a request", exc_info=exc)

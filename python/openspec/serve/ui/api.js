@@ -45,24 +45,25 @@ async function getJson(path) {
 
 const PATHS = { chat: "v1/chat/completions", completion: "v1/completions" };
 
-/// What the settings make of a prompt. `speculative` overrides the switch.
+/// What the settings make of a prompt; what is empty is left to the server. `speculative` overrides the switch.
 function requestOf(mode, prompt, history, settings, speculative = settings.speculation) {
   const body = {
     stream: true,
     stream_options: { include_usage: true },
-    max_tokens: settings.maxTokens,
-    temperature: settings.temperature,
-    seed: settings.seed,
+    ...settings.fields,
     speculative: { enabled: speculative, detailed: true },
   };
   if (speculative && settings.drafts) body.speculative.num_speculative_tokens = settings.drafts;
-  if (settings.form) body.structured_outputs = { [settings.form[0] === "{" ? "json" : "regex"]: settings.form };
+  if (settings.stop.length) body.stop = settings.stop;
+  if (settings.form) body.structured_outputs = { [kindOf(settings.form)]: settings.form };
   if (mode === "completion") return { ...body, prompt };
-  return {
-    ...body,
-    messages: [...history, { role: "user", content: prompt }],
-    chat_template_kwargs: { enable_thinking: settings.thinking },
-  };
+  if (settings.thinking) body.chat_template_kwargs = { enable_thinking: settings.thinking === "on" };
+  const system = settings.system ? [{ role: "system", content: settings.system }] : [];
+  return { ...body, messages: [...system, ...history, { role: "user", content: prompt }] };
+}
+
+function kindOf(form) {
+  return form[0] === "{" ? "json" : form.includes("::=") ? "grammar" : "regex";
 }
 
 function quoted(text) {
@@ -102,25 +103,38 @@ async function stream(path, body, signal, onChunk) {
   }
 }
 
-/// Runs a request and records it: each step with the time of its arrival, in seconds.
-async function record(path, body, signal, onStep) {
-  const run = { path, body, steps: [], metrics: null, usage: null, content: "", seconds: 0 };
+function emptyRun(path, body) {
+  return { path, body, steps: [], metrics: null, usage: null, content: "", thinking: "", seconds: 0, finish: null };
+}
+
+/// Runs a request and records it in `run`: each step with the time of its arrival, in seconds. The run's own time is
+/// that of its last step, so tokens, seconds and rates belong together. One that is stopped keeps what it has.
+async function record(run, signal, onStep) {
   const start = performance.now();
-  await stream(path, body, signal, (chunk) => {
-    run.seconds = (performance.now() - start) / 1000;
+  const take = (chunk) => {
+    const seconds = (performance.now() - start) / 1000;
     if (chunk.usage) run.usage = chunk.usage;
     if (chunk.metrics) run.metrics = chunk.metrics;
     for (const choice of chunk.choices || []) {
-      const delta = choice.delta || {};
-      run.content += delta.content || "";
+      const delta = choice.delta || {}, content = delta.content || choice.text || "";
+      const thinking = delta.reasoning_content || delta.reasoning || "";
+      run.content += content;
+      run.thinking += thinking;
       if (choice.finish_reason) run.finish = choice.finish_reason;
       for (const step of choice.steps || []) {
-        step.at = run.seconds;
+        step.at = run.seconds = seconds;
+        if (Boolean(content) !== Boolean(thinking)) step.is_thought = Boolean(thinking);
         run.steps.push(step);
-        onStep(step, run);
+        onStep(step);
       }
     }
-  });
+  };
+  try {
+    await stream(run.path, run.body, signal, take);
+  } catch (error) {
+    if (error.name !== "AbortError") throw error;
+    run.finish = "stopped";
+  }
   return run;
 }
 
@@ -132,6 +146,9 @@ function checkedRuns(text) {
   for (const turn of saved.turns) {
     if (typeof turn.asked !== "string" || !Array.isArray(turn.runs)) throw new Error("A turn is broken.");
     for (const run of turn.runs) {
+      run.content ??= "";
+      run.thinking ??= "";
+      if (typeof run.content !== "string" || typeof run.thinking !== "string" || typeof run.seconds !== "number") throw new Error("A run is broken.");
       for (const step of run.steps) {
         const count = step.draft_token_ids.length;
         const isWhole = isList(step.tokens, "string") && isList(step.token_ids, "number")

@@ -1,12 +1,13 @@
 // Views and controls.
 
 const EXAMPLES = {
-  chat: ["Rewrite this code with `value` renamed to `item`:\n\n```python\ndef total(values):\n    result = 0\n    for value in values:\n        if value > 0:\n            result += value\n    return result\n```", "What comes after Tuesday?", "Repeat the following text exactly: Now is the winter of our discontent made glorious summer by this sun of York."],
-  completion: ["def total(values):\n    result = 0\n    for value in values:\n        result += value\n    return result\n\n\ndef mean(values):", "KING HENRY:\nNow, my lords,"],
+  // The first is the demo's.
+  chat: ["Rewrite this code with `start` renamed to `first`:\n\n```python\ndef shortest_path(graph, start, goal):\n    \"\"\"Return the shortest list of nodes from start to goal, or None.\"\"\"\n    queue = [[start]]\n    seen = {start}\n    while queue:\n        path = queue.pop(0)\n        node = path[-1]\n        if node == goal:\n            return path\n        for other in graph.get(node, ()):\n            if other not in seen:\n                seen.add(other)\n                queue.append(path + [other])\n    return None\n```", "What comes after Tuesday?", "Repeat the following text exactly:\n\nDUKE:\nWhat news from them that went to hold the bridge?\n\nMESSENGER:\nMy lord, they held it till the sun was down,\nAnd then, their arrows spent, they held it still\nWith stones and staves, and with their naked hands."],
+  completion: ["KING HENRY:\nNow, my lords,"],
 };
 EXAMPLES.race = EXAMPLES.chat;
 
-const page = { mode: "chat", info: null, turns: { chat: [], completion: [], race: [] }, history: [], stop: null, lanes: null, replay: 0 };
+const page = { mode: "chat", info: null, turns: { chat: [], completion: [], race: [] }, open: [], stop: null };
 
 function note(text) {
   $("note").textContent = text;
@@ -15,17 +16,26 @@ function note(text) {
 }
 
 function settings() {
-  const number = (id, fallback) => { const value = $(id).valueAsNumber; return Number.isFinite(value) ? value : fallback; };
+  const fields = {};
+  for (const input of document.querySelectorAll("[data-field]")) {
+    if (Number.isFinite(input.valueAsNumber)) fields[input.dataset.field] = input.valueAsNumber;
+  }
+  const lines = $("stop-strings").value.split("\n").filter(Boolean);
   return {
-    speculation: $("speculation").checked, drafts: number("drafts", null), temperature: number("temperature", 0),
-    seed: Math.trunc(number("seed", 1)), maxTokens: Math.trunc(number("max-tokens", 512)), thinking: $("thinking").checked,
-    form: $("form-of").value.trim(),
+    fields, speculation: $("speculation").checked, drafts: $("drafts").valueAsNumber || null, thinking: $("thinking").value,
+    system: $("system").value, stop: lines.map((line) => line.replaceAll("\\n", "\n")), form: $("form-of").value.trim(),
   };
+}
+
+/// The messages of a conversation before its next question.
+function historyOf(turns) {
+  const answered = turns.filter(({ runs }) => runs[0].content);
+  return answered.flatMap(({ asked, runs }) => [{ role: "user", content: asked }, { role: "assistant", content: runs[0].content }]);
 }
 
 function plan(prompt, speculative) {
   const mode = page.mode === "race" ? "chat" : page.mode;
-  const history = page.mode === "chat" ? page.history : [];
+  const history = page.mode === "chat" ? historyOf(page.turns.chat) : [];
   return { path: PATHS[mode], body: requestOf(mode, prompt, history, settings(), speculative) };
 }
 
@@ -40,16 +50,28 @@ function setMode(mode) {
     button.setAttribute("aria-checked", button.dataset.mode === mode);
     button.tabIndex = button.dataset.mode === mode ? 0 : -1;
   }
-  document.body.className = mode + ($("show-steps").checked ? " marks" : "");
   $("prompt").placeholder = mode === "completion" ? "Text to go on from" : "Ask something";
+  setClasses();
   show();
+}
+
+function setClasses() {
+  document.body.classList.remove("chat", "completion", "race");
+  document.body.classList.add(page.mode);
+  document.body.classList.toggle("marks", $("show-steps").checked);
+  if (document.body.classList.toggle("text", $("as-text").checked && page.mode === "chat")) {
+    for (const turn of page.open) turn.write();
+  }
 }
 
 /// Draws the current view anew from what was recorded.
 function show() {
   const turns = page.turns[page.mode];
-  page.replay += 1;
+  lanes.replay += 1;
+  clearStep();
+  showNumbers([]);
   $("log").replaceChildren();
+  page.open = [];
   $("race").hidden = page.mode !== "race" || !turns.length;
   $("empty").hidden = turns.length > 0;
   $("examples").replaceChildren(...EXAMPLES[page.mode].map((text) => {
@@ -63,26 +85,93 @@ function show() {
     return;
   }
   for (const turn of turns) {
-    const { view, meta } = openTurn(turn.asked);
-    for (const step of turn.runs[0].steps) view.add(step);
-    closeTurn(meta, turn.runs[0]);
+    const shown = openTurn(turn);
+    for (const step of turn.runs[0].steps) shown.view.add(step);
+    shown.close();
     showNumbers(turn.runs[0].steps);
   }
 }
 
-function openTurn(asked) {
-  const turn = make("div", "turn"), root = make("div", "answer"), meta = make("div", "meta");
-  const question = make("p", page.mode === "completion" ? "asked mono" : "asked", visible(asked));
-  turn.append(question, root, meta);
-  $("log").append(turn);
-  const view = new TokenView(root, showStep);
-  return { view, meta, turn };
+/// A question as text, with what stands between fences in the type of code.
+function questionOf(text) {
+  const question = make("p", page.mode === "completion" ? "asked mono" : "asked");
+  let isCode = false;
+  for (const part of visible(text).split(/^(?=```)/m)) {
+    const fence = isCode ? part.indexOf("\n") + 1 || part.length : 0; // a closing one
+    isCode = !isCode && part.startsWith("```");
+    const end = isCode ? part.length : fence;
+    if (end) question.append(make("span", "mono", part.slice(0, end)));
+    question.append(part.slice(end));
+  }
+  return question;
 }
 
-function closeTurn(meta, run) {
-  const all = totals(run.steps);
+/// Puts a turn at the end of the log: its question, its answer as tokens and as text, and what belongs to it.
+function openTurn(turn) {
+  const [run] = turn.runs;
+  const root = make("div", "turn"), answer = make("div", "answer"), prose = make("div", "prose"), meta = make("div", "meta");
+  root.append(questionOf(turn.asked), answer, prose, meta);
+  $("log").append(root);
+  const view = new TokenView(answer, showStep);
+  let next = 0;
+  const write = () => {
+    const began = performance.now();
+    const thought = make("details", "fold");
+    thought.append(make("summary", "", "Thinking"), markdown(run.thinking));
+    thought.open = prose.querySelector("details")?.open ?? !run.content;
+    prose.replaceChildren(...(run.thinking ? [thought] : []), markdown(run.content));
+    next = performance.now() + 5 * (performance.now() - began) + 50; // a long text leaves room for all else
+  };
+  const refresh = (isLast) => { if (document.body.classList.contains("text") && (isLast || performance.now() > next)) write(); };
+  const close = () => { refresh(true); fillMeta(meta, turn); };
+  const open = { root, view, write, refresh, close };
+  page.open.push(open);
+  return open;
+}
+
+function fillMeta(meta, turn) {
+  const [run] = turn.runs, all = totals(run.steps);
   const length = all.drafts ? ` \u00b7 ${(1 + all.accepted / all.drafts).toFixed(2)} tokens a drafted step` : "";
-  meta.textContent = `${all.tokens} tokens in ${run.steps.length} steps \u00b7 ${run.seconds.toFixed(2)} s \u00b7 ${short(rateOf(run.steps))} tokens a second${length}`;
+  const end = { stopped: " \u00b7 stopped", length: " \u00b7 cut at the longest answer" }[run.finish] || "";
+  const figures = run.steps.length ? `${short(all.tokens)} tokens in ${short(run.steps.length)} steps \u00b7 ${duration(run.seconds)} \u00b7 ${short(rateOf(run.steps))} tokens a second${length}${end}` : "No tokens" + end;
+  const button = (name, act) => {
+    const one = make("button", "plain", name);
+    one.type = "button";
+    one.addEventListener("click", act);
+    return one;
+  };
+  meta.replaceChildren(make("span", "", figures), button("Copy", () => copy(run.content, "Copied the answer.")),
+    button("Again", () => again(turn)), button("Edit", () => edit(turn)));
+}
+
+/// Takes a turn out; of a conversation also what followed it.
+function takeOut(turn) {
+  const turns = page.turns[page.mode], at = turns.indexOf(turn);
+  turns.splice(at, page.mode === "chat" ? turns.length : 1);
+  show();
+}
+
+function again(turn) {
+  if (page.stop) return;
+  // With the same seed the answer would be the same.
+  if ($("temperature").valueAsNumber > 0 && Number.isFinite($("seed").valueAsNumber)) {
+    $("seed").value = $("seed").valueAsNumber + 1;
+    note(`Seed ${$("seed").value}.`);
+  }
+  takeOut(turn);
+  send(turn.asked);
+}
+
+function edit(turn) {
+  if (page.stop) return;
+  takeOut(turn);
+  $("prompt").value = turn.asked;
+  fit();
+  $("prompt").focus();
+}
+
+async function copy(text, done) {
+  try { await navigator.clipboard.writeText(text); note(done); } catch { window.prompt("Copy this", text); }
 }
 
 function atEnd() {
@@ -92,26 +181,28 @@ function atEnd() {
 
 async function ask(prompt) {
   const { path, body } = plan(prompt);
+  const turn = { asked: prompt, runs: [emptyRun(path, body)] }, [run] = turn.runs;
   $("empty").hidden = true;
-  const { view, meta, turn } = openTurn(prompt);
+  clearStep();
+  showNumbers([]);
+  const { root, view, close, refresh } = openTurn(turn);
   view.root.classList.add("cursor");
   $("stage").scrollTop = $("stage").scrollHeight;
   let shown = 0, follows = true;
   view.onDrawn = () => {
+    refresh(false);
     if (follows) $("stage").scrollTop = $("stage").scrollHeight;
     if (performance.now() - shown > 250) { shown = performance.now(); showNumbers(view.steps); }
   };
   const onScroll = () => { follows = atEnd(); };
   $("stage").addEventListener("scroll", onScroll);
   try {
-    const run = await record(path, body, page.stop.signal, (step) => view.add(step));
-    page.turns[page.mode].push({ asked: prompt, runs: [run] });
-    if (page.mode === "chat") {
-      page.history.push({ role: "user", content: prompt }, { role: "assistant", content: run.content });
-    }
-    closeTurn(meta, run);
+    await record(run, page.stop.signal, (step) => view.add(step));
+    page.turns[page.mode].push(turn);
+    close();
   } catch (error) {
-    fail(error, turn);
+    fail(error, root);
+    if (!$("prompt").value) { $("prompt").value = prompt; fit(); }
   } finally {
     $("stage").removeEventListener("scroll", onScroll);
     view.root.classList.remove("cursor");
@@ -127,132 +218,28 @@ function fail(error, place) {
   if (error.status === 401) $("key-dialog").showModal();
 }
 
-// Side by side
-
-function lanes() {
-  if (!page.lanes) page.lanes = ["a", "b"].map((name) => new TokenView($("race-" + name), showStep));
-  return page.lanes;
-}
-
-async function race(prompt) {
-  $("empty").hidden = true;
-  $("race").hidden = false;
-  page.replay += 1;
-  $("race-asked").textContent = visible(prompt);
-  const runs = [];
-  $("verdict").replaceChildren();
-  for (const view of lanes()) view.clear();
-  // No run finds another's prompt in the cache.
-  const salted = (speculative) => {
-    const { path, body } = plan(prompt, speculative);
-    body.cache_salt = "ui-" + [...crypto.getRandomValues(new Uint32Array(2))].join("-");
-    return { path, body };
-  };
-  try {
-    // What a server does once, at its first answers, is no part of either run.
-    for (const speculative of [true, false]) {
-      $("verdict").replaceChildren(make("span", "quiet", "Warming up \u2026"));
-      const { path, body } = salted(speculative);
-      body.speculative.detailed = false;
-      body.max_tokens = Math.min(8, body.max_tokens);
-      await stream(path, body, page.stop.signal, () => {});
-    }
-    for (const [index, speculative] of [true, false].entries()) {
-      $("verdict").replaceChildren(make("span", "quiet", speculative ? "First with speculation \u2026" : "Then without \u2026"));
-      const { path, body } = salted(speculative);
-      runs.push(await record(path, body, page.stop.signal, (step) => lanes()[index].add(step)));
-    }
-  } catch (error) {
-    $("verdict").replaceChildren();
-    fail(error, $("verdict"));
-    return;
-  }
-  const turn = { asked: prompt, runs };
-  page.turns.race.push(turn);
-  showRace(turn);
-  play(0);
-}
-
-function idsOf(run) {
-  return run.steps.flatMap((step) => step.token_ids);
-}
-
-/// Whether both runs brought the same token ids and ended alike.
-function isIdentical(runs) {
-  const [a, b] = runs.map(idsOf);
-  return a.length === b.length && a.every((id, i) => id === b[i]) && runs[0].finish === runs[1].finish;
-}
-
-function showRace(turn) {
-  const [fast, plain] = turn.runs;
-  const same = isIdentical(turn.runs);
-  $("race-asked").textContent = visible(turn.asked);
-  const ratio = plain.seconds / fast.seconds;
-  const headline = ratio >= 1 ? `${ratio.toFixed(2)}\u00d7 as fast` : `${(1 / ratio).toFixed(2)}\u00d7 as slow`;
-  const answer = make("span", same ? "" : "no", `identical: ${same ? "yes" : "no"}`);
-  answer.id = "identical";
-  $("verdict").replaceChildren(`${headline}, `, answer,
-    make("small", "", `${fast.seconds.toFixed(2)} s and ${plain.seconds.toFixed(2)} s for ${idsOf(fast).length} tokens, compared by their ids. Same prompt, same seed, one run after the other.`));
-  for (const [index, view] of lanes().entries()) {
-    view.clear();
-    for (const step of turn.runs[index].steps) view.add(step);
-    $("lane-" + "ab"[index]).textContent = `${short(rateOf(turn.runs[index].steps))} tokens a second`;
-  }
-  showNumbers(fast.steps);
-  setClock(Math.max(fast.seconds, plain.seconds), turn);
-}
-
-/// Both runs as they were at a time, without touching what need not change.
-function setClock(seconds, turn = page.turns.race[page.turns.race.length - 1]) {
-  const longest = Math.max(...turn.runs.map((run) => run.seconds)) || 1;
-  $("clock").textContent = seconds.toFixed(2) + " s";
-  $("scrub").value = 1000 * seconds / longest;
-  turn.runs.forEach((run, index) => {
-    const view = lanes()[index];
-    const count = run.steps.filter((step) => step.at <= seconds).length;
-    if (view.spans.length > count) { view.clear(); view.steps = run.steps.slice(); }
-    view.limit = count;
-    if (view.spans.length < count) view.flush();
-    $("bar-" + "ab"[index]).style.transform = `scaleX(${Math.min(1, seconds / (run.seconds || 1))})`;
-  });
-}
-
-function play(from) {
-  const turn = page.turns.race[page.turns.race.length - 1];
-  if (!turn) return;
-  const id = page.replay += 1;
-  const longest = Math.max(...turn.runs.map((run) => run.seconds));
-  let seconds = from, last = performance.now();
-  $("play").textContent = "\u2759\u2759";
-  const frame = (now) => {
-    if (id !== page.replay) { $("play").textContent = "\u25b6"; return; }
-    seconds = Math.min(longest, seconds + (now - last) / 1000 * Number($("rate").value));
-    last = now;
-    setClock(seconds);
-    if (seconds < longest) requestAnimationFrame(frame); else { page.replay += 1; $("play").textContent = "\u25b6"; }
-  };
-  requestAnimationFrame(frame);
-}
-
 // Controls
 
-async function submit(event) {
+function submit(event) {
   event.preventDefault();
   if (page.stop) { page.stop.abort(); return; }
   const prompt = $("prompt").value;
   if (!prompt.trim()) { $("prompt").focus(); return; }
-  page.stop = new AbortController();
-  setBusy(true);
   $("prompt").value = "";
   fit();
+  send(prompt);
+}
+
+async function send(prompt) {
+  page.stop = new AbortController();
+  setBusy(true);
   try { await (page.mode === "race" ? race(prompt) : ask(prompt)); } finally { page.stop = null; setBusy(false); }
 }
 
 async function copyCurl() {
   const turns = page.turns[page.mode];
   const { path, body } = $("prompt").value || !turns.length ? plan($("prompt").value || "Hello") : turns[turns.length - 1].runs[0];
-  const text = curlOf(path, body);
-  try { await navigator.clipboard.writeText(text); note("Copied, without the key."); } catch { window.prompt("The request, without the key", text); }
+  await copy(curlOf(path, body), "Copied, without the key.");
 }
 
 function save() {
@@ -285,14 +272,21 @@ function fit() {
   $("prompt").style.height = $("prompt").scrollHeight + 2 + "px";
 }
 
+/// What the server drafts at most in a step; a tree has more drafts than levels.
+function draftsOf({ method, max_draft_tokens: most, num_speculative_tokens: depth }) {
+  if (!most) return "no drafter";
+  return most > depth ? `${method}, trees of up to ${most} drafts, ${depth} deep` : `${method}, up to ${most} drafts`;
+}
+
 async function connect() {
   try {
     page.info = await getJson("server_info");
-    const { model, method, num_speculative_tokens: most, device, num_replicas: engines } = page.info;
-    $("model").textContent = `${model} \u00b7 ${method === "none" ? "no drafter" : `${method}, ${most} drafts`} \u00b7 ${engines > 1 ? engines + " \u00d7 " : ""}${device}`;
+    const { model, device, num_replicas: engines, max_draft_tokens: most, acceptance } = page.info;
+    $("model").textContent = `${model} \u00b7 ${draftsOf(page.info)} \u00b7 ${engines > 1 ? engines + " \u00d7 " : ""}${device}`;
     $("drafts").max = Math.max(1, most);
-    $("drafts").value = most || "";
+    $("drafts").placeholder = most || "";
     $("drafts").disabled = $("speculation").disabled = !most;
+    $("same").textContent = acceptance === "match" ? "The text is the same either way." : "";
     $("key").textContent = storedKey() ? "Key \u2713" : "Key";
   } catch (error) {
     $("model").textContent = error.status === 401 ? "needs an API key" : "not reachable";
@@ -301,10 +295,13 @@ async function connect() {
 }
 
 function drawLegend() {
-  const entries = [["p1", "1"], ["p2", "2"], ["p3", "3"], ["p4", "4\u20137"], ["p8", "8+"], ["pf", "forced by a grammar"]].map(([name, text]) => {
-    return make("b", "t d " + name, text);
-  });
-  $("legend").replaceChildren(make("span", "", "Drafted, by position"), ...entries, make("span", "", "The target\u2019s own is plain."));
+  const tints = [["p1", "1"], ["p2", "2"], ["p3", "3"], ["p4", "4\u20137"], ["p8", "8+"], ["pf", "forced"]].map(([name, text]) => make("b", "t d " + name, text));
+  const last = make("span");
+  last.append(word("target", "The target"), "\u2019s own tokens are plain; \u00b7 is a token with ", word("no text"), ".");
+  const forced = tints.pop();
+  forced.dataset.word = "forced";
+  forced.tabIndex = 0;
+  $("legend").replaceChildren(make("span", "", "Drafted, by position"), ...tints, forced, last);
 }
 
 function closeStep() {
@@ -336,7 +333,7 @@ function start() {
   $("prompt").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("form").requestSubmit(); }
   });
-  $("show-steps").addEventListener("change", () => document.body.classList.toggle("marks", $("show-steps").checked));
+  for (const name of ["show-steps", "as-text"]) $(name).addEventListener("change", setClasses);
   $("more").addEventListener("click", () => {
     $("settings").hidden = !$("settings").hidden;
     $("more").setAttribute("aria-expanded", !$("settings").hidden);
@@ -347,7 +344,7 @@ function start() {
   $("save").addEventListener("click", save);
   $("open").addEventListener("click", () => $("file").click());
   $("file").addEventListener("change", () => { if ($("file").files[0]) load($("file").files[0]); $("file").value = ""; });
-  $("clear").addEventListener("click", () => { if (page.stop) return; page.turns[page.mode] = []; if (page.mode === "chat") page.history = []; show(); });
+  $("clear").addEventListener("click", () => { if (page.stop) return; page.turns[page.mode] = []; show(); });
   $("key").addEventListener("click", () => $("key-dialog").showModal());
   $("key-dialog").addEventListener("close", () => {
     const choice = $("key-dialog").returnValue;
@@ -357,19 +354,9 @@ function start() {
     if (choice) connect();
     $("key-dialog").returnValue = "";
   });
-  $("play").addEventListener("click", () => {
-    if ($("play").textContent !== "\u25b6") { page.replay += 1; return; }
-    const at = Number($("scrub").value) / 1000;
-    const turn = page.turns.race[page.turns.race.length - 1];
-    play(at >= 1 ? 0 : at * Math.max(...turn.runs.map((run) => run.seconds)));
-  });
-  $("scrub").addEventListener("input", () => {
-    page.replay += 1;
-    const turn = page.turns.race[page.turns.race.length - 1];
-    setClock(Number($("scrub").value) / 1000 * Math.max(...turn.runs.map((run) => run.seconds)));
-  });
+  startPlayer();
+  explainWords();
   drawLegend();
-  showNumbers([]);
   setMode("chat");
   connect();
   new LivePanel();

@@ -2,13 +2,21 @@
 
 const INTERVAL_MS = 1000;
 
+/// Numbers with their names, each a text or a word with its explanation. Names stay where they are, and so does the focus.
 function figures(list, entries) {
-  list.replaceChildren(...entries.map(([name, value, unit]) => {
-    const entry = make("div"), number = make("dd", "", value);
-    if (unit) number.append(" ", make("small", "", unit));
-    entry.append(make("dt", "", name), number);
-    return entry;
-  }));
+  const names = entries.map(([name]) => name.textContent || name).join();
+  if (list.dataset.names !== names) {
+    list.dataset.names = names;
+    list.replaceChildren(...entries.map(([name]) => {
+      const entry = make("div"), term = make("dt");
+      term.append(name);
+      entry.append(term, make("dd"));
+      return entry;
+    }));
+  }
+  entries.forEach(([, value, unit], i) => {
+    list.children[i].lastChild.replaceChildren(value, ...(unit ? [" ", make("small", "", unit)] : []));
+  });
 }
 
 function short(value, digits = 0) {
@@ -17,7 +25,7 @@ function short(value, digits = 0) {
 
 /// What the steps of an answer add up to.
 function totals(steps) {
-  const all = { tokens: 0, drafts: 0, drafted: 0, accepted: 0, forced: 0, perPosition: [], time: 0, device: 0, draft: 0, isSplit: true };
+  const all = { tokens: 0, drafts: 0, drafted: 0, accepted: 0, forced: 0, acceptedAt: [], reachedAt: [], time: 0, device: 0, draft: 0, isSplit: true };
   for (const step of steps) {
     all.tokens += step.tokens.length;
     all.time += step.time_ms || 0;
@@ -29,10 +37,12 @@ function totals(steps) {
     all.drafted += step.draft_tokens.length;
     all.accepted += step.accepted.length;
     all.forced += step.num_forced_tokens || 0;
-    step.accepted.forEach((_, i) => { all.perPosition[i] = (all.perPosition[i] || 0) + 1; });
     const depth = [];
     step.draft_parents.forEach((parent, i) => { depth[i] = parent < 0 ? 1 : depth[parent] + 1; });
-    for (let i = all.perPosition.length; i < Math.max(...depth); i += 1) all.perPosition.push(0);
+    for (let i = 0; i < Math.max(...depth); i += 1) {
+      all.reachedAt[i] = (all.reachedAt[i] || 0) + 1;
+      all.acceptedAt[i] = (all.acceptedAt[i] || 0) + (i < step.accepted.length);
+    }
   }
   return all;
 }
@@ -45,25 +55,39 @@ function splitOf(all, numSteps) {
   return [{ name: "draft", ms: of(all.draft) }, { name: "verify", ms: of(all.device - all.draft) }, rest];
 }
 
+/// Tokens over the whole time, from sending the request to the last of them.
 function rateOf(steps) {
-  if (steps.length < 2) return NaN;
-  const seconds = steps[steps.length - 1].at - steps[0].at;
-  const tokens = steps.slice(1).reduce((sum, step) => sum + step.tokens.length, 0);
-  return seconds > 0 ? tokens / seconds : NaN;
+  const seconds = steps.length ? steps[steps.length - 1].at : 0;
+  return seconds > 0 ? steps.reduce((sum, step) => sum + step.tokens.length, 0) / seconds : NaN;
+}
+
+/// Seconds with three digits that count, so that a reader who divides by them gets what is shown.
+function duration(seconds) {
+  return seconds < 100 ? `${Number(seconds.toPrecision(3))} s` : `${short(seconds)} s`;
 }
 
 function showNumbers(steps) {
   const all = totals(steps);
+  const share = all.drafted ? [short(100 * all.accepted / all.drafted), "%"] : ["\u2013"];
   figures($("answer-numbers"), [
-    ["tokens a second", short(rateOf(steps))],
-    ["mean acceptance length", all.drafts ? short(1 + all.accepted / all.drafts, 2) : "1.00"],
-    ["accepted", all.drafted ? short(100 * all.accepted / all.drafted) : "\u2013", all.drafted ? "%" : ""],
-    ["tokens", short(all.tokens)], ["steps", short(steps.length)],
-    ["drafted", short(all.drafted)],
-    ...(all.forced ? [["forced", short(all.forced)]] : []),
+    [word("tokens a second"), short(rateOf(steps))],
+    [word("acceptance length", "mean acceptance length"), all.drafts ? short(1 + all.accepted / all.drafts, 2) : "\u2013"],
+    [word("accepted"), ...share],
+    ["tokens", short(all.tokens)], [word("steps"), short(steps.length)],
+    [word("drafted"), short(all.drafted)],
+    [word("first token"), ...(steps.length ? [short(1000 * steps[0].at), "ms"] : ["\u2013"])],
+    ...(all.forced ? [[word("forced"), short(all.forced)]] : []),
   ]);
-  $("positions").replaceChildren(...(all.drafts ? [drawPositions(all.perPosition.map((count) => count / all.drafts))] : []));
+  const shares = all.reachedAt.map((count, i) => all.acceptedAt[i] / count);
+  $("positions").replaceChildren(...(all.drafts ? [drawPositions(shares)] : []));
   $("split").replaceChildren(...(steps.length ? [drawSplit(splitOf(all, steps.length))] : []));
+}
+
+/// Back to the hint: what was shown belongs to an answer that is no longer the last.
+function clearStep() {
+  document.body.classList.remove("picked");
+  $("step-hint").hidden = false;
+  for (const id of ["step-head", "step-tree", "step-foot"]) $(id).replaceChildren();
 }
 
 function showStep(step, index, view) {
@@ -75,9 +99,9 @@ function showStep(step, index, view) {
   head.replaceChildren(make("b", "", `${index + 1}`), ` of ${view.steps.length} \u00b7 `, summary(step));
   $("step-tree").replaceChildren(drawStep(step, before || "start"));
   const count = (number, name) => `${number} ${name}${number === 1 ? "" : "s"}`;
-  const foot = `${count(step.num_rows, "row")} and ${count(step.num_sequences, "sequence")} in the step`;
-  $("step-foot").replaceChildren(make("p", "quiet", foot), drawSplit(splitOf(totals([step]), 1)));
-  $("step-foot").firstChild.style.fontSize = "12.5px";
+  const foot = make("p", "quiet small");
+  foot.append(word("rows", count(step.num_rows, "row")), ` and ${count(step.num_sequences, "sequence")} in the step`);
+  $("step-foot").replaceChildren(foot, drawSplit(splitOf(totals([step]), 1)));
 }
 
 /// Samples of a page in Prometheus' form, by name and, for positions and parts, label: sums over the engines,
@@ -125,7 +149,8 @@ class LivePanel {
         this.length = 1 + since("spec_decode_num_accepted_tokens_total") / drafts;
         this.shares = [];
         for (let i = 0; now.has(`spec_decode_num_accepted_tokens_per_pos_total/${i}`); i += 1) {
-          this.shares.push(since(`spec_decode_num_accepted_tokens_per_pos_total/${i}`) / drafts);
+          const reached = since(`spec_decode_num_drafts_per_pos_total/${i}`);
+          this.shares.push(since(`spec_decode_num_accepted_tokens_per_pos_total/${i}`) / reached);
         }
       }
       const steps = since("engine_steps_total");
@@ -137,11 +162,11 @@ class LivePanel {
         this.split.push(part("rest"));
       }
       figures($("server-numbers"), [
-        ["tokens a second", short(rate)],
-        ["mean acceptance length", short(this.length, 2)],
-        ["KV in use", short(100 * now.get("kv_cache_usage_perc"), 1), "%"],
-        ["batch", short(now.get("num_requests_running"))],
-        ["waiting", short(now.get("num_requests_waiting"))],
+        [word("all tokens a second", "tokens a second"), short(rate)],
+        [word("recent length", "mean acceptance length"), short(this.length, 2)],
+        [word("KV in use"), short(100 * now.get("kv_cache_usage_perc"), 1), "%"],
+        [word("batch"), short(now.get("num_requests_running"))],
+        [word("waiting"), short(now.get("num_requests_waiting"))],
         ["steps a second", short(steps / (time - this.time) * 1000)],
       ]);
       $("spark").replaceChildren(drawTrace(this.rates));

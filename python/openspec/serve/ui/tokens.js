@@ -52,7 +52,8 @@ class TokenView {
     this.spans = []; // by step
     this.block = null;
     this.numTokens = this.numChars = 0;
-    this.isCode = this.isThought = this.isPinned = false;
+    this.isCode = this.isThought = this.isPinned = this.hasTags = false;
+    this.fold = null; // of the thinking
     this.tail = "";
     this.selected = -1;
     this.limit = Infinity;
@@ -86,39 +87,61 @@ class TokenView {
 
   append(step, index) {
     const spans = [];
+    this.hasTags ||= step.tokens.some((text) => /<\/?think>/.test(text));
+    // Without tags in the answer, what the server calls thinking tells.
+    if (!this.hasTags && step.is_thought !== undefined) this.think(step.is_thought);
     step.tokens.forEach((text, i) => {
       const isDraft = i < step.accepted.length;
       this.tail = (this.tail + text).slice(-16);
-      if (text.includes("<think>")) this.isThought = true;
-      const isLineEnd = text.includes("\n");
+      if (text.includes("<think>")) this.think(true);
       let classes = "t " + (isDraft ? "d " + tintOf(step, i) : "o");
       if (i === 0) classes += " first";
       if (i === step.tokens.length - 1) classes += " last";
       if (!text) classes += " void";
-      if (isLineEnd) classes += " nl";
       if (this.isThought) classes += " thought";
       const isFence = /```[^`]*$/.test(this.tail) && text.includes("`");
       if (this.isCode || isFence) classes += " mono";
       if (isFence && /```$/.test(this.tail)) { this.isCode = !this.isCode; this.tail = ""; }
       // A text without line ends is cut all the same: the browser lays out a block as a whole.
       for (let at = 0; at === 0 || at < text.length; at += BLOCK_CHARS) {
-        const piece = make("span", classes, visible(text.slice(at, at + BLOCK_CHARS)));
+        const piece = make("span", classes);
+        text.slice(at, at + BLOCK_CHARS).split("\n").forEach((line, n) => {
+          if (n) piece.append(make("i", "nl"), "\n"); // the mark stands where the line ends
+          if (line) piece.append(visible(line));
+        });
         piece.dataset.s = index;
+        if (!text) piece.dataset.word = "no text";
         this.room().append(piece);
         this.numChars += Math.min(BLOCK_CHARS, text.length - at);
         spans.push(piece);
       }
       this.numTokens += 1;
-      if (text.includes("</think>")) this.isThought = false;
-      if (/\n$/.test(text) && (this.numTokens >= BLOCK_TOKENS || /\n\n$/.test(text))) this.block = null;
+      if (text.includes("</think>")) this.think(false);
+      if (/\n$/.test(text) && (this.numTokens >= BLOCK_TOKENS || /\n\n$/.test(text))) {
+        if (!this.block.textContent.trim()) this.block.classList.add("blank"); // such as behind the thinking
+        this.block = null;
+      }
     });
     this.spans.push(spans);
   }
 
+  /// Goes into the fold of the thinking, or out of it; out of it the fold closes.
+  think(isThought) {
+    if (this.isThought === isThought) return;
+    this.isThought = isThought;
+    this.block = null;
+    if (isThought) {
+      this.fold = make("details", "fold");
+      this.fold.open = true;
+      this.fold.append(make("summary", "", "Thinking"));
+      this.root.append(this.fold);
+    } else this.fold.open = false;
+  }
+
   room() {
     if (!this.block || this.numChars >= BLOCK_CHARS) {
-      this.block = make("div");
-      this.root.append(this.block);
+      this.block = make("div", "block");
+      (this.isThought ? this.fold : this.root).append(this.block);
       this.numTokens = this.numChars = 0;
     }
     return this.block;
@@ -141,6 +164,8 @@ class TokenView {
     event.preventDefault();
     this.isPinned = true;
     this.select(Math.max(0, Math.min(last, target)));
+    const fold = this.spans[this.selected][0]?.closest("details");
+    if (fold) fold.open = true;
     this.spans[this.selected][0]?.scrollIntoView({ block: "nearest" });
   }
 

@@ -97,12 +97,13 @@ function summary(step) {
   return `${step.accepted.length} of ${drafts} drafts accepted, ${isTree ? "a tree" : "a chain"}${own}`;
 }
 
-/// Shares of drafts that were accepted at each position, as columns.
+/// By position the share of the drafts that reached it, as columns.
 function drawPositions(shares) {
   const width = 346, height = 84, step = Math.min(58, width / Math.max(1, shares.length));
-  const svg = picture(width, height, "Acceptance by position: " + shares.map((share, i) => `${i + 1}: ${Math.round(100 * share)} percent`).join(", "));
+  const svg = picture(width, height, "Acceptance by position: " + shares.map((share, i) => `${i + 1}: ${Number.isNaN(share) ? "none" : Math.round(100 * share) + " percent"}`).join(", "));
   shares.forEach((share, i) => {
     const tall = 50 * share, left = i * step;
+    if (Number.isNaN(share)) return; // no draft reached the position
     svg.append(
       draw("rect", { class: "gauge", x: left, y: 16, width: step - 8, height: 50, rx: 3 }),
       draw("rect", { class: tint(i + 1), x: left, y: 66 - tall, width: step - 8, height: Math.max(1, tall), rx: Math.min(3, tall / 2) }));

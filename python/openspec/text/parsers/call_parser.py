@@ -6,14 +6,14 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from openspec.checkpoint.strict_json import JsonValue
 from openspec.text.parsers.pieces import CallArguments, CallEnd, CallStart, Content, Piece
 from openspec.text.parsers.reader import Reader, Steps
+from openspec.text.parsers.value_types import ValueTypes
 
 MAX_NAME_CHARS = 256
 
-ToolSchemas = Mapping[str, JsonValue]
-"""The request's tools: their parameters' schemas by name."""
+ToolTypes = Mapping[str, ValueTypes]
+"""The request's tools by name: the types of their parameters, where the form needs them."""
 
 
 class CallParser(ABC):
@@ -24,7 +24,10 @@ class CallParser(ABC):
     calls are layout and go nowhere.
     """
 
-    def __init__(self, tools: ToolSchemas) -> None:
+    needs_types = False
+    """Whether values are bare text, which the types of parameters make JSON of."""
+
+    def __init__(self, tools: ToolTypes) -> None:
         self.tools = tools
         self.reader = Reader()
         self._pieces: list[Piece] = []

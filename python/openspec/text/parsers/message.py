@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from openspec.text.parsers.call_parser import CallParser, ToolSchemas
+from openspec.checkpoint.strict_json import JsonValue
+from openspec.text.parsers.call_parser import CallParser, ToolTypes
 from openspec.text.parsers.json_forms import HermesParser, LlamaParser, MistralParser
 from openspec.text.parsers.pieces import (
+    THINK_CLOSE,
+    THINK_OPEN,
     CallArguments,
     CallEnd,
     CallStart,
@@ -15,12 +18,8 @@ from openspec.text.parsers.pieces import (
     Piece,
     Reasoning,
 )
-from openspec.text.parsers.reasoning import (
-    THINK_CLOSE,
-    THINK_OPEN,
-    ReasoningSplitter,
-    ThinkingTokens,
-)
+from openspec.text.parsers.reasoning import ReasoningSplitter, ThinkingTokens
+from openspec.text.parsers.value_types import NO_TYPES, types_of_tools
 from openspec.text.parsers.xml_calls import XmlParser
 from openspec.text.tokenizer import Tokenizer
 
@@ -98,6 +97,12 @@ class AnswerForm:
         tags = frozenset[int]() if thinking is None else self.tag_ids
         return tags | self.marker_ids if has_calls else tags
 
+    def tool_types(self, schemas: Mapping[str, JsonValue]) -> ToolTypes:
+        """Of a request's tools, with their parameters' schemas by name, what parsers need."""
+        if CALL_PARSERS[self.calls].needs_types:
+            return types_of_tools(schemas)
+        return dict.fromkeys(schemas, NO_TYPES)
+
 
 class MessageParser:
     """Takes one choice apart as it comes: thinking, content and calls, in the model's order.
@@ -111,7 +116,7 @@ class MessageParser:
         form: AnswerForm,
         *,
         thinking: bool | None,
-        tools: ToolSchemas | None,
+        tools: ToolTypes | None,
         max_calls: int | None,
     ) -> None:
         """`thinking`: whether the prompt opened a thinking block; None if there can be none.

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+THINK_OPEN = "<think>"
+THINK_CLOSE = "</think>"
+
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:

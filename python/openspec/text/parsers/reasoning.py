@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from openspec.text.parsers.pieces import THINK_CLOSE, THINK_OPEN
 from openspec.text.tokenizer import Tokenizer
-
-THINK_OPEN = "<think>"
-THINK_CLOSE = "</think>"
 
 
 def thinking_of(prompt: str) -> bool | None:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 
-from openspec.checkpoint.strict_json import JsonValue
 from openspec.text.parsers.call_parser import MAX_NAME_CHARS, CallParser
 from openspec.text.parsers.reader import Steps
+from openspec.text.parsers.value_types import TEXT, ValueTypes, kind_of
 
-MAX_SCHEMA_DEPTH = 8
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
@@ -21,19 +19,12 @@ _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 # forgets the closing tag goes on with another one at the start of a line.
 VALUE_ENDS = (f"\n{_PARAMETER_END}", _PARAMETER_END, f"\n{_PARAMETER}", f"\n{_FUNCTION_END}")
 _TAG_NAME = re.compile(r"[^>\n<]+")
-_TYPES: dict[type, str] = {
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    type(None): "null",
-    dict: "object",
-    list: "array",
-}
-_KINDS = {*_TYPES.values(), "string"}
 
 
 class XmlParser(CallParser):
     """Texts go out as they come; other values once they are whole."""
+
+    needs_types = True
 
     def parse(self) -> Steps[None]:
         """The outer tag may be missing, as models sometimes leave it out."""
@@ -51,7 +42,7 @@ class XmlParser(CallParser):
                 self.say_marked()
                 continue
             self.begin(name)
-            yield from self._parameters(self.tools.get(name))
+            yield from self._parameters(self.tools.get(name, {}))
             self.end()
             yield from reader.spaces()
             if (yield from reader.match(_CALL_END)):
@@ -73,7 +64,7 @@ class XmlParser(CallParser):
                 return True
         return False
 
-    def _parameters(self, schema: JsonValue) -> Steps[None]:
+    def _parameters(self, types: ValueTypes) -> Steps[None]:
         """The parameters as a JSON object; leaves a mark after what was read of it."""
         reader, separator = self.reader, "{"
         while True:
@@ -88,7 +79,7 @@ class XmlParser(CallParser):
             yield from reader.match("\n")
             self.argue(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             separator = ", "
-            if not (yield from self._value(value_types(schema, key))):
+            if not (yield from self._value(types.get(key, TEXT))):
                 reader.mark()
                 return
         is_whole = yield from reader.match(_FUNCTION_END)
@@ -101,7 +92,7 @@ class XmlParser(CallParser):
     def _value(self, types: frozenset[str]) -> Steps[bool]:
         """One value; false: the answer ended within it."""
         reader = self.reader
-        if types == {"string"}:
+        if types == TEXT:
             self.argue('"')
             marker = yield from reader.until(VALUE_ENDS, self._argue_quoted)
             if marker:
@@ -130,46 +121,7 @@ def _typed(text: str, types: frozenset[str]) -> str:
             json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
         except (ValueError, RecursionError):
             found = text
-        kind = _TYPES.get(type(found))
+        kind = kind_of(found)
         if kind in types or (kind == "integer" and "number" in types):
             value = found
     return json.dumps(value, ensure_ascii=False)
-
-
-def _properties(schema: JsonValue) -> Mapping[str, JsonValue]:
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    return properties if isinstance(properties, Mapping) else {}
-
-
-def value_types(schema: JsonValue, key: str) -> frozenset[str]:
-    """What a tool's parameter may be; text where its schema does not say."""
-    named = _named_types(_properties(schema).get(key), schema, 0)
-    return frozenset(named & _KINDS) or frozenset({"string"})
-
-
-def _named_types(schema: JsonValue, root: JsonValue, depth: int) -> set[str]:
-    if not isinstance(schema, Mapping) or depth > MAX_SCHEMA_DEPTH:
-        return set()
-    given = schema.get("type")
-    if isinstance(given, str):
-        return {given}
-    if isinstance(given, list):
-        return {name for name in given if isinstance(name, str)}
-    if isinstance(reference := schema.get("$ref"), str):
-        return _named_types(_target(root, reference), root, depth + 1)
-    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    kinds = set()
-    if isinstance(values, list):
-        kinds = {_TYPES.get(type(value), "string") for value in values}
-    choices = [schema.get(key) for key in ("anyOf", "oneOf", "allOf")]
-    listed = [choice for group in choices if isinstance(group, list) for choice in group]
-    return kinds | {name for choice in listed for name in _named_types(choice, root, depth + 1)}
-
-
-def _target(root: JsonValue, reference: str) -> JsonValue:
-    """What a reference within a schema, `#/...`, refers to; None where that is nothing."""
-    found = root
-    for step in reference.split("/")[1:]:
-        key = step.replace("~1", "/").replace("~0", "~")
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found

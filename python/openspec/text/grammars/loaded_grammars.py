@@ -6,9 +6,10 @@ from typing import Protocol
 
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.errors import RequestError
-from openspec.grammar.compiler import GrammarCompiler, GrammarLimits
+from openspec.grammar.compiler import CompiledGrammar, GrammarCompiler, GrammarLimits
 from openspec.messages import SamplingParams
-from openspec.text.answer_grammar import answer_source, content_format
+from openspec.text.grammars.demand import chat_demand
+from openspec.text.grammars.worker import COMMAND
 from openspec.text.parsers.message import AnswerForm
 from openspec.text.tokenizer import Tokenizer
 
@@ -43,22 +44,31 @@ class LoadedGrammars:
         self._limits = limits
         self._compiler: GrammarCompiler | None = None
         self._loaded: set[str] = set()
+        self._held: list[CompiledGrammar] = []
         self._forgotten: list[str] = []
 
     def load(self, sampling: SamplingParams, thinking: bool | None) -> str:
         """The key of an answer's grammar in the engine; empty where nothing is asked for.
 
+        The engine keeps it until `release`.
+
         Raises:
             RequestError: it cannot be enforced, or is refused.
+            EngineError: the process that compiles ended, or the grammars held leave no room.
         """
         asked = sampling.structured_outputs
         if asked is None:
             return ""
         if sampling.ignore_eos:
             raise RequestError(f"ignore_eos and {PARAM} exclude each other", "ignore_eos")
-        source = answer_source(self.form, thinking, content_format(asked, PARAM), None, PARAM)
-        assert source is not None
-        grammar = self._started().compile(source, PARAM)
+        if sampling.min_tokens > 0:
+            raise RequestError(f"min_tokens and {PARAM} exclude each other", "min_tokens")
+        demand = chat_demand(self.form, thinking, asked, None)
+        assert demand is not None
+        compiler = self._started()
+        grammar = compiler.compile(demand.encoded(PARAM), PARAM)
+        compiler.hold(grammar)
+        self._held.append(grammar)
         while self._forgotten:
             key = self._forgotten.pop()
             self._loaded.discard(key)
@@ -67,6 +77,11 @@ class LoadedGrammars:
             self._loaded.add(grammar.key)
             self._engine.load_grammar(grammar.key, grammar.data)
         return grammar.key
+
+    def release(self) -> None:
+        """The requests that asked for grammars have ended."""
+        while self._held and self._compiler is not None:
+            self._compiler.release(self._held.pop())
 
     def close(self) -> None:
         """Ends the processes."""
@@ -79,6 +94,6 @@ class LoadedGrammars:
             vocab_size, stop_ids = self._model.vocab_size, list(self._model.eos_token_ids)
             self._engine.set_vocabulary(tokens, vocab_size, stop_ids)
             self._compiler = GrammarCompiler(
-                tokens, vocab_size, stop_ids, self._limits, on_forget=self._forgotten.append
+                COMMAND, tokens, vocab_size, stop_ids, self._limits, self._forgotten.append
             )
         return self._compiler

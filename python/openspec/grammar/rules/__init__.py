@@ -1,0 +1,1 @@
+"""Trees of JSON as rules of a grammar."""

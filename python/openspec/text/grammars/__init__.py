@@ -1,0 +1,1 @@
+"""Grammars of answers: what a request demands, and the process that compiles it."""
