@@ -3,9 +3,9 @@
     python -m bench.measure ready --build old=OLD/site --build new=build/gpu/site \\
         --with "plain=--model M" --with "dflash=--model M --method dflash --draft-model H"
 
-`ready`, `prompts` and `turns` take any number of servers: each --build with each --with, and each
---command. A build is a checkout with its own .venv, a virtual environment, or a folder for
-PYTHONPATH. A command may begin with variables: --command "old=NAME=1 python -m openspec.serve".
+`ready`, `prompts`, `turns` and `agents` take any number of servers: each --build with each --with,
+and each --command. A build is a checkout with its own .venv, a virtual environment, or a folder
+for PYTHONPATH. A command may begin with variables: --command "old=NAME=1 python -m openspec.serve".
 --host and --port are added to every command. Ratios are to the first server.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.measure.grammar_cases import forced, masks
-from bench.measure.server_cases import prompts, ready, turns
+from bench.measure.server_cases import agents, prompts, ready, turns
 from bench.measure.servers import sides_of
 
 from openspec.bench.environment import environment
@@ -26,7 +26,7 @@ from openspec.bench.server import leave_on_sigterm
 from openspec.bench.workloads import workload_names
 from openspec.errors import ConfigError
 
-OF_SERVERS = {case.__name__: case for case in (ready, prompts, turns)}
+OF_SERVERS = {case.__name__: case for case in (ready, prompts, turns, agents)}
 OF_GRAMMARS = {case.__name__: case for case in (masks, forced)}
 
 
@@ -50,6 +50,10 @@ def parser() -> argparse.ArgumentParser:
                 "--python", default=sys.executable, help="of builds without their own"
             )
     parts["prompts"].add_argument("--lengths", type=int, nargs="+", default=[16, 550, 2048])
+    parts["agents"].add_argument("--agents", type=int, default=8)
+    parts["agents"].add_argument("--system", type=int, default=4000, help="tokens they share")
+    parts["agents"].add_argument("--own", type=int, default=60, help="tokens of each")
+    parts["agents"].add_argument("--drafts", action=argparse.BooleanOptionalAction, default=True)
     parts["masks"].add_argument("--vocabulary", type=Path, help="checkpoint, or file of tiktoken's")
     parts["masks"].add_argument("--vocab-size", type=int, default=151936)
     parts["forced"].add_argument("--model")

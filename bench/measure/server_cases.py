@@ -11,7 +11,7 @@ from statistics import median
 from bench.measure.servers import Running, Side, processor_s, started
 
 from openspec.bench.load import LoadResult, RequestSettings, run_load
-from openspec.bench.workloads import Workload, build_workload, random_prompts
+from openspec.bench.workloads import Prompt, Workload, build_workload, random_prompts
 
 Report = dict[str, object]
 
@@ -47,6 +47,36 @@ def prompts(sides: Sequence[Side], args: argparse.Namespace) -> Report:
                     if turn >= 2:  # the others warm up
                         times[name].append(1e3 * (answer.chunk_s[0] - answer.sent_s))
             report[f"{length} tokens, first_token_ms"] = compared(times)
+    return report
+
+
+def agents(sides: Sequence[Side], args: argparse.Namespace) -> Report:
+    """Milliseconds until all agents that start together have a token, and until one alone has.
+
+    Their prompts begin with one system prompt, which is in no prefix cache, and end differently.
+    """
+    report: Report = {}
+    with all_started(sides) as servers:
+        for name, server in servers.items():
+            times: dict[str, list[float]] = {"one": [], "all": []}
+            for turn in range(args.turns + 1):
+                size = server.about.vocab_size
+                [system] = random_prompts(1, 2 * turn, size, args.system)
+                ends = random_prompts(args.agents, 2 * turn + 1, size, args.own)
+                begin = system.token_ids or []
+                sent = [Prompt(token_ids=[*begin, *(end.token_ids or [])]) for end in ends]
+                for of, some in (("one", sent[:1]), ("all", sent)):
+                    work = Workload("agents", some, ignore_eos=True)
+                    result = load(server, work, len(some), 2, speculative=args.drafts)
+                    waits = [answer.chunk_s[0] - answer.sent_s for answer in result.completions]
+                    if turn:  # the first one warms up
+                        times[of].append(1e3 * max(waits))
+            ratios = [a / b for a, b in zip(times["all"], times["one"], strict=True)]
+            report[name] = {
+                "one_ms": spread(times["one"], 1),
+                "all_ms": spread(times["all"], 1),
+                "ratio": spread(ratios, 3),
+            }
     return report
 
 

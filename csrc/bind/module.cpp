@@ -345,6 +345,13 @@ void bind_runner(py::module_& m) {
           },
           py::arg("token_ids"), py::arg("prompt_len"), py::arg("params"),
           py::arg("cache_salt") = py::bytes())
+      .def(
+          "num_cached_tokens",
+          [](Runner& runner, const std::vector<int32_t>& tokens, const std::string& cache_salt) {
+            return runner.prefixes().num_cached(
+                tokens, {reinterpret_cast<const uint8_t*>(cache_salt.data()), cache_salt.size()});
+          },
+          py::arg("token_ids"), py::arg("cache_salt") = py::bytes())
       .def("remove_sequence", &Runner::remove_sequence, py::arg("slot"))
       .def("is_held", &Runner::is_held, py::arg("slot"))
       .def("await_masks", &Runner::await_masks, py::arg("seconds"), Nogil())
@@ -372,8 +379,7 @@ void bind_runner(py::module_& m) {
             return ReservedStep{runner, runner.reserve(requests)};
           },
           py::arg("spans"), py::keep_alive<0, 1>())
-      .def_property_readonly("stats", &Runner::stats)
-      .def_property_readonly("prefix_cache_stats", of_prefixes<&PrefixCache::stats>);
+      .def_property_readonly("stats", &Runner::stats);
   bind_probes(bound);
 }
 

@@ -39,6 +39,8 @@ class PagePool {
 
   /// Takes a reference to the page published under `hash`; -1 if there is none.
   PageId find(const PageHash& hash);
+  /// Whether there is one.
+  bool has(const PageHash& hash) const { return index_.contains(hash); }
   /// Offers a held page for reuse; whether it stands under `hash` from then on. If another page
   /// already does, that one stays.
   bool publish(PageId page, const PageHash& hash);

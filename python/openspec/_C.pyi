@@ -222,6 +222,8 @@ class Runner:
         brings it nothing."""
     def await_masks(self, seconds: float) -> None:
         """Returns when such a mask was made since the last call, or after so many seconds."""
+    def num_cached_tokens(self, token_ids: Sequence[int], cache_salt: bytes = b"") -> int:
+        """With how much KV such a sequence would begin."""
     def remove_sequence(self, slot: int) -> None:
         """Gives slot and pages back, to be taken again at once, also while steps are in flight."""
     # As of the last commit:
@@ -290,6 +292,3 @@ class Runner:
         """Logits of the last drafts of the last proposal, one after another."""
     @property
     def stats(self) -> RunnerStats: ...
-    @property
-    def prefix_cache_stats(self) -> tuple[int, int]:
-        """(tokens asked for, tokens found) since the start."""

@@ -68,6 +68,10 @@ class EngineConfig:
     max_num_batched_tokens: int | None = number(None, 2, 1 << 20)
     """Rows of one step, at most: prompt chunks, last tokens and drafts together. Default: 512 on
     cpu, 2048 on cuda, or max_num_seqs + page_size if that is more."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """Whether a waiting request whose `priority` is higher takes the place of a running one.
+    fcfs: it is first in the queue. priority: it does, and the other one goes on later, with the
+    same text; so every client is trusted not to push others aside."""
     page_size: int = number(16, 1, 1024)
     """Tokens of a KV page."""
     kv_cache_memory: int | None = number(None, 1, 1 << 50, is_bytes=True)

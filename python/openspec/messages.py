@@ -237,6 +237,8 @@ class SpecCounters(msgspec.Struct, kw_only=True):
     num_forced_tokens: int = 0
     """Of the draft tokens those that a grammar left no choice of; a drafter's come after them."""
     num_accepted_forced_tokens: int = 0
+    num_final_drafts: int = 0
+    """Drafts of which an accepted token ended the answer: no token of the target's own follows."""
     num_accepted_tokens_per_pos: list[int] = msgspec.field(default_factory=list)
     num_drafts_per_pos: list[int] = msgspec.field(default_factory=list)
     """Drafts that reached each position. A tree whose step is not reported in detail counts as deep
@@ -252,6 +254,29 @@ class SpecDecodeStats(SpecCounters, kw_only=True):
     """If asked for: of these steps, in order; see `StepDetail`."""
 
 
+class StepCounts(msgspec.Struct, array_like=True, gc=False):
+    """The speculation of one step that produced output of one sequence."""
+
+    num_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    depth: int
+    """Drafts that follow each other, at most."""
+    num_forced_tokens: int = 0
+    num_accepted_forced_tokens: int = 0
+
+    def first(self, num_tokens: int) -> StepCounts:
+        """The step as if its answer ended after so many of its tokens: accepted ones come first."""
+        return StepCounts(
+            num_tokens=min(self.num_tokens, num_tokens),
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=min(self.num_accepted_tokens, num_tokens),
+            num_forced_tokens=self.num_forced_tokens,
+            num_accepted_forced_tokens=min(self.num_accepted_forced_tokens, num_tokens),
+            depth=self.depth,
+        )
+
+
 class EngineOutput(msgspec.Struct, kw_only=True):
     """News about one request after a step."""
 
@@ -264,7 +289,10 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     """None, "stop" (a stop id, the last of token_ids), "length", "abort" or "error"."""
     num_cached_tokens: int = 0
     spec_decode: SpecDecodeStats | None = None
-    """So far. On the last output; with stop strings on each, for the front may end any there."""
+    """Of the whole answer, on the last output."""
+    step_counts: list[StepCounts] | None = None
+    """With stop strings: of the steps that brought `token_ids`. Who finds where the text ends
+    counts what is left of the last one."""
     steps: list[StepDetail] | None = None
     """What brought `token_ids`, if asked for."""
     error: str | None = None
@@ -283,10 +311,15 @@ class EngineStats(SpecCounters, kw_only=True):
     num_steps: int = 0
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
+    """Computed: not those found in the prefix cache, and again those of a preempted sequence."""
+    num_served_prompt_tokens: int = 0
+    """Of all sequences that got a token: each prompt once, cached or not."""
     num_generation_tokens: int = 0
+    """Made: also those after a stop string, until the engine hears of it."""
     prefix_cache_queries: int = 0
-    """Tokens looked up."""
+    """Prompt tokens looked up, once for each sequence: when it gets its first slot."""
     prefix_cache_hits: int = 0
+    """Of these, found."""
     num_drafter_failures: int = 0
     num_step_failures: int = 0
     num_admission_failures: int = 0
@@ -347,10 +380,14 @@ def acceptance_rate(counters: SpecCounters) -> float:
 
 
 def mean_acceptance_length(counters: SpecCounters) -> float:
-    """1 + accepted / drafts; 1 where nothing was drafted."""
+    """Tokens per drafted step; 1 where nothing was drafted.
+
+    A step has its accepted tokens, and one of the target's own unless the answer ended before it.
+    """
     if counters.num_drafts == 0:
         return 1.0
-    return 1.0 + counters.num_accepted_tokens / counters.num_drafts
+    num_more = counters.num_accepted_tokens - counters.num_final_drafts
+    return 1.0 + num_more / counters.num_drafts
 
 
 def acceptance_per_position(counters: SpecCounters) -> list[float]:
@@ -359,21 +396,21 @@ def acceptance_per_position(counters: SpecCounters) -> list[float]:
     return [accepted / max(num_drafts, 1) for accepted, num_drafts in pairs]
 
 
-def record_draft(
-    counters: SpecCounters,
-    num_draft_tokens: int,
-    num_accepted_tokens: int,
-    depth: int | None = None,
-) -> None:
-    """Counts one draft, in which at most `depth` (None: all) tokens follow each other."""
+def record_step(counters: SpecCounters, step: StepCounts) -> None:
+    """Counts the draft of a step, if it had one."""
+    if step.num_draft_tokens == 0:
+        return
     counters.num_drafts += 1
-    counters.num_draft_tokens += num_draft_tokens
-    counters.num_accepted_tokens += num_accepted_tokens
-    num_positions = num_draft_tokens if depth is None else min(num_draft_tokens, depth)
+    counters.num_draft_tokens += step.num_draft_tokens
+    counters.num_accepted_tokens += step.num_accepted_tokens
+    counters.num_forced_tokens += step.num_forced_tokens
+    counters.num_accepted_forced_tokens += step.num_accepted_forced_tokens
+    counters.num_final_drafts += step.num_accepted_tokens == step.num_tokens
+    num_positions = min(step.num_draft_tokens, step.depth)
     # A drafter in the place of a method's that makes trees may draft a chain as long as the tree.
-    num_positions = max(num_positions, num_accepted_tokens)
-    num_wrong = num_positions - num_accepted_tokens
-    _add(counters.num_accepted_tokens_per_pos, [1] * num_accepted_tokens + [0] * num_wrong)
+    num_positions = max(num_positions, step.num_accepted_tokens)
+    num_wrong = num_positions - step.num_accepted_tokens
+    _add(counters.num_accepted_tokens_per_pos, [1] * step.num_accepted_tokens + [0] * num_wrong)
     _add(counters.num_drafts_per_pos, [1] * num_positions)
 
 
@@ -384,11 +421,12 @@ def _add(sums: list[int], more: Sequence[int]) -> None:
         sums[position] += count
 
 
-def record_sources(counters: SpecCounters, drafts: Sequence[tuple[int, int]]) -> None:
-    """Counts drafts of one step and those accepted, by source; see `_C.SpanResult`."""
-    (num_drafts, num_accepted), _ = drafts
-    counters.num_forced_tokens += num_drafts
-    counters.num_accepted_forced_tokens += num_accepted
+def record_answer_step(stats: SpecDecodeStats, step: StepCounts, is_detailed: bool) -> None:
+    """Counts a step of one answer; `is_detailed`: by itself, too."""
+    stats.num_steps += 1
+    if is_detailed:
+        stats.num_accepted_tokens_per_step.append(step.num_accepted_tokens)
+    record_step(stats, step)
 
 
 def add_counters(total: SpecCounters, parts: Sequence[SpecCounters]) -> None:
@@ -399,6 +437,7 @@ def add_counters(total: SpecCounters, parts: Sequence[SpecCounters]) -> None:
         total.num_accepted_tokens += part.num_accepted_tokens
         total.num_forced_tokens += part.num_forced_tokens
         total.num_accepted_forced_tokens += part.num_accepted_forced_tokens
+        total.num_final_drafts += part.num_final_drafts
         _add(total.num_accepted_tokens_per_pos, part.num_accepted_tokens_per_pos)
         _add(total.num_drafts_per_pos, part.num_drafts_per_pos)
 
@@ -420,6 +459,7 @@ def counters_since(before: SpecCounters, after: SpecCounters) -> SpecDecodeStats
         num_drafts=after.num_drafts - before.num_drafts,
         num_draft_tokens=after.num_draft_tokens - before.num_draft_tokens,
         num_accepted_tokens=after.num_accepted_tokens - before.num_accepted_tokens,
+        num_final_drafts=after.num_final_drafts - before.num_final_drafts,
         num_accepted_tokens_per_pos=_difference(
             after.num_accepted_tokens_per_pos, before.num_accepted_tokens_per_pos
         ),

@@ -122,6 +122,25 @@ def test_priorities(drafter_name: str, reference: Reference) -> None:
     assert texts(run(core, batch)) == texts(reference(batch))
 
 
+@pytest.mark.parametrize("num_pages", [20, 100])
+def test_places_taken(drafter_name: str, num_pages: int, reference: Reference) -> None:
+    """Each newcomer takes a running sequence's place, which goes on later."""
+    batch = [
+        dataclasses.replace(job, priority=-i, arrives_at=2 * i)
+        for i, job in enumerate(as_jobs("mixed", 12))
+    ]
+    settings = drafter_settings(drafter_name)
+    core = make_core(
+        **settings,
+        kv_cache_memory=kv_memory(num_pages, **settings),
+        max_model_len=200,
+        max_num_seqs=3,
+        scheduling_policy="priority",
+    )
+    assert texts(run(core, batch)) == texts(reference(batch))
+    assert core.stats().num_preemptions > 0
+
+
 def test_cancellation(drafter_name: str, reference: Reference) -> None:
     """Half of the requests are called off on the way; the others do not notice."""
     batch = [

@@ -121,6 +121,27 @@ def test_bad_words_are_never_said(drafter_name: str, reference: Reference) -> No
         assert not any(pairs[one, other] for one, other in job.sampling.bad_word_ids)
 
 
+def test_nothing_left_to_say(drafter_name: str, reference: Reference) -> None:
+    """After one of three tokens nothing may follow, or only an end that comes too early."""
+    batch = []
+    for index, job in enumerate(jobs("mixed", 8)):
+        limits: dict[str, object] = {
+            "allowed_token_ids": [300, 301, 302],
+            "bad_word_ids": [[301, other] for other in (300, 301, 302)],
+        }
+        if index % 3 == 0:
+            limits |= {"stop_token_ids": [302], "min_tokens": 30}
+        sampling = msgspec.structs.replace(job.sampling, **limits)
+        batch.append(dataclasses.replace(job, sampling=sampling))
+    results = run(make_core(**drafter_settings(drafter_name)), batch)
+    assert texts(results) == texts(reference(batch))
+    assert {300, 301, 302}.issuperset(itertools.chain(*(one.token_ids for one in results)))
+    for result in results:
+        assert (result.finish_reason == "error") == (result.token_ids[-1:] == [301])
+        assert (result.error is not None) == (result.finish_reason == "error")
+    assert any(result.error for result in results)
+
+
 def test_seed_alone_decides(drafter_name: str) -> None:
     """The same seed gives the same text in any company; another seed gives another text."""
     prompt = jobs("sampled", 9)[8].prompt

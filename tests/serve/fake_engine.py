@@ -19,9 +19,10 @@ from openspec.messages import (
     EngineRequest,
     EngineStats,
     SpecDecodeStats,
+    StepCounts,
     TokenLogprobs,
-    add_counters,
-    record_draft,
+    record_answer_step,
+    record_step,
 )
 from openspec.step_detail import StepDetail
 from tests.serve.fake_model import MAX_POSITIONS, vocab_size
@@ -187,11 +188,6 @@ class FakeEngineClient:
         if request.speculative.num_speculative_tokens is not None:
             drafts = min(drafts, request.speculative.num_speculative_tokens)
         accepted = sequence.rng.randint(0, drafts) if request.speculative.enabled else 0
-        if not first and request.speculative.enabled and drafts:
-            record_draft(sequence.spec, drafts, accepted)
-            one = SpecDecodeStats(num_accepted_tokens_per_pos=[0] * NUM_DRAFTS)
-            record_draft(one, drafts, accepted)
-            add_counters(self._stats, [one])
         count = min(1 if first else accepted + 1, budget)
         tokens: list[int] = []
         reason = None
@@ -202,11 +198,15 @@ class FakeEngineClient:
                 reason = "stop"
                 break
         sequence.num_done += len(tokens)
-        sequence.spec.num_steps += 1
-        if request.speculative.detailed:
-            sequence.spec.num_accepted_tokens_per_step.append(
-                0 if first else min(accepted, len(tokens))
-            )
+        has_draft = not first and request.speculative.enabled
+        counts = StepCounts(
+            num_tokens=len(tokens),
+            num_draft_tokens=drafts if has_draft else 0,
+            num_accepted_tokens=min(accepted, len(tokens)) if has_draft else 0,
+            depth=NUM_DRAFTS,
+        )
+        record_answer_step(sequence.spec, counts, request.speculative.detailed)
+        record_step(self._stats, counts)
         detail = None
         if request.speculative.detailed:
             detail = [self._detail(request, tokens, 0 if first else accepted, drafts)]
@@ -220,6 +220,7 @@ class FakeEngineClient:
             ]
         if first:
             self._stats.num_prompt_tokens += len(request.prompt_token_ids)
+            self._stats.num_served_prompt_tokens += len(request.prompt_token_ids)
         self._stats.num_generation_tokens += len(tokens)
         if reason is not None:
             del self._running[request.request_id]
@@ -234,6 +235,7 @@ class FakeEngineClient:
                 finish_reason=reason,
                 num_cached_tokens=len(request.prompt_token_ids) // 16 * 16 if first else 0,
                 spec_decode=sequence.spec if reason is not None else None,
+                step_counts=[counts] if sampling.stop else None,
                 steps=detail,
             )
         )

@@ -420,6 +420,14 @@ def test_speculation_statistics(server: RunningServer) -> None:
     assert answer["metrics"]["time_to_first_token_ms"] > 0
 
 
+def test_the_end_does_not_wait_for_the_engine(server: RunningServer) -> None:
+    """A stop string ends the answer; that the engine stops too is not the client's matter."""
+    server.engine.script = lambda _: server.ids("one two three four five six seven eight")
+    server.engine.abort = lambda *_: None
+    answer = server.complete(prompt=["a", "b"], max_tokens=2000, n=2, stop=["four"])
+    assert [choice["text"] for choice in answer["choices"]] == ["one two three "] * 4
+
+
 def test_speculation_step_by_step(server: RunningServer) -> None:
     answer = server.complete(prompt="a", max_tokens=100, speculative={"detailed": True})
     stats = answer["metrics"]["speculative_decoding"]

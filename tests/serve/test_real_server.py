@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
+from openspec.engine.processes.replica import STATS_MAX_AGE_S
 from tests.serve.real_server import RealServer, import_cpu_s, real_server, resident_bytes
 from tests.serve.sse import parse_events, stream
 from tests.serve.waiting import wait_until
@@ -235,6 +237,34 @@ def test_metrics_follow_the_engine(real: RealServer) -> None:
     assert real.metric("openspec:num_requests_running") == 0
     info = real.client.get("/server_info").json()
     assert info["internal_states"][0]["avg_spec_accept_length"] > 1
+
+
+def test_the_metrics_of_prompts_and_answers_count_once(real: RealServer) -> None:
+    """Cached prompts, several completions of one, and answers that a stop string ends."""
+    names = ("prompt_tokens", "prefix_cache_hits", "generation_tokens")
+
+    def read() -> dict[str, float]:
+        time.sleep(1.5 * STATS_MAX_AGE_S)
+        totals = {name: real.metric(f"vllm:{name}_total") for name in names}
+        return {**totals, "computed": real.metric("openspec:prompt_tokens_total")}
+
+    before = read()
+    counts = [(7 * index) % 1000 + 300 for index in range(312)]
+    body = {"prompt": counts, "n": 2, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    text = real.client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    stopped = real.client.post("/v1/completions", json={**body, "stop": text[4:8]}).json()
+    after = read()
+    new = {name: after[name] - before[name] for name in after}
+    assert new["prompt_tokens"] == 4 * 312 == new["computed"] + new["prefix_cache_hits"]
+    assert new["computed"] <= 312 + 3 * 16
+    assert new["generation_tokens"] == 24 + stopped["usage"]["completion_tokens"]
+
+
+def test_limits_that_leave_nothing_are_refused(real: RealServer) -> None:
+    body = {"prompt": "the cat sat", "allowed_token_ids": [4074], "max_tokens": 5}
+    assert real.client.post("/v1/completions", json=body).status_code == 200
+    refused = real.client.post("/v1/completions", json={**body, "min_tokens": 3})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "min_tokens"
 
 
 def test_disconnect_frees_the_engine(real: RealServer) -> None:

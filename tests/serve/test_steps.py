@@ -143,6 +143,32 @@ def test_the_engine_adds_up_the_times(real: RealServer) -> None:
     assert sum(new.values()) == pytest.approx(whole, abs=rounding)
 
 
+def test_statistics_end_where_the_text_does(real: RealServer) -> None:
+    """Of the step in which a stop string ends the answer, its tokens up to there count."""
+    counting = {"prompt": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1, 2, 3, 4,", "max_tokens": 60}
+    body = {**counting, "temperature": 0, "speculative": DETAILED}
+    text = real.client.post(COMPLETIONS, json=body).json()["choices"][0]["text"]
+    has_cut = False
+    for end in range(2, 20, 2):
+        stop = text[end : end + 3]
+        answer = real.client.post(COMPLETIONS, json={**body, "stop": stop}).json()
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        steps = answer["choices"][0]["steps"]
+        stats = answer["metrics"]["speculative_decoding"]
+        accepted = [len(step["accepted"]) for step in steps]
+        assert stats["num_accepted_tokens_per_step"] == accepted
+        assert stats["num_accepted_tokens"] == sum(accepted)
+        assert stats["num_steps"] == len(steps)
+        drafted = [step for step in steps if step["draft_tokens"]]
+        num_tokens = sum(len(step["token_ids"]) for step in drafted)
+        assert stats["mean_acceptance_length"] == pytest.approx(num_tokens / len(drafted))
+        has_cut = has_cut or len(steps[-1]["accepted"]) == len(steps[-1]["token_ids"])
+        chunks = stream(real.client, COMPLETIONS, {**body, "stop": stop})
+        streamed = next(chunk["metrics"] for chunk in reversed(chunks) if "metrics" in chunk)
+        assert streamed["speculative_decoding"] == stats
+    assert has_cut, "a stop string within the accepted drafts"
+
+
 def test_the_same_everywhere(real: RealServer) -> None:
     """Trees with scores: stream, whole answer and LLM agree but for the times."""
     body = {"messages": QUESTION, "max_tokens": 40, "temperature": 0, "speculative": DETAILED}

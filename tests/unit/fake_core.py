@@ -26,7 +26,7 @@ from tests.unit.fake_runner import (
 )
 
 
-def make_core(runner: FakeRunner, max_num_seqs: int = 8) -> EngineCore:
+def make_core(runner: FakeRunner, max_num_seqs: int = 8, *, displaces: bool = False) -> EngineCore:
     info = EngineInfo(
         model="fake",
         vocab_size=VOCAB,
@@ -47,8 +47,9 @@ def make_core(runner: FakeRunner, max_num_seqs: int = 8) -> EngineCore:
         max_num_batched_tokens=runner.max_num_batched_tokens,
         page_size=runner.page_size,
         max_draft_tokens=runner.max_draft_tokens,
+        enable_prefix_caching=runner.enable_prefix_caching,
     )
-    return EngineCore(runner, config, info)
+    return EngineCore(runner, config, info, displaces=displaces)
 
 
 def runner_config(
@@ -57,6 +58,7 @@ def runner_config(
     max_num_batched_tokens: int = 32,
     page_size: int = 4,
     max_draft_tokens: int,
+    enable_prefix_caching: bool = True,
 ) -> RunnerConfig:
     """What the scheduler reads of a runner's sizes; the fake runner has no target."""
     target: Any = None
@@ -72,6 +74,7 @@ def runner_config(
         num_threads=1,
         max_draft_tokens=max_draft_tokens,
         draft_depth=max_draft_tokens,
+        enable_prefix_caching=enable_prefix_caching,
     )
 
 

@@ -186,7 +186,6 @@ class FakeRunner:
         self.enable_prefix_caching = enable_prefix_caching
         self.num_steps_ahead = num_steps_ahead
         self.stats = FakeStats()
-        self.cache_queries = self.cache_hits = 0
         self.hook: Callable[[str], None] = lambda stage: None
         self.on_load_grammar: Callable[[], None] = lambda: None
         self.looks_away: Callable[[], int] = lambda: 0
@@ -236,6 +235,17 @@ class FakeRunner:
             request.source.cache_salt.encode(),
         )
 
+    def num_cached(self, request: Request) -> int:
+        if not self.enable_prefix_caching or request.needs_prompt_logprobs:
+            return 0
+        tokens, salt = request.token_ids, request.source.cache_salt.encode()
+        end = 0
+        while end + self.page_size < len(tokens):
+            if (salt, tuple(tokens[: end + self.page_size])) not in self._cached:
+                break
+            end += self.page_size
+        return end
+
     def add_sequence(
         self, token_ids: Sequence[int], prompt_len: int, params: FakeParams, cache_salt: bytes = b""
     ) -> int:
@@ -271,10 +281,6 @@ class FakeRunner:
     @property
     def num_free_slots(self) -> int:
         return len(self._free_slots)
-
-    @property
-    def prefix_cache_stats(self) -> tuple[int, int]:
-        return self.cache_queries, self.cache_hits
 
     def num_pages_needed(self, slot: int, num_rows: int) -> int:
         sequence = self._slots[slot]
@@ -396,7 +402,6 @@ class FakeRunner:
         return page
 
     def _attach(self, sequence: _Sequence) -> None:
-        self.cache_queries += len(sequence.tokens)
         while True:
             end = sequence.kv_len + self.page_size
             page = self._cached.get((sequence.salt, tuple(sequence.tokens[:end])))
@@ -406,7 +411,6 @@ class FakeRunner:
             self._references[page] += 1
             sequence.pages.append(page)
             sequence.kv_len = end
-        self.cache_hits += sequence.kv_len
 
     def _publish(self, sequence: _Sequence) -> None:
         if not self.enable_prefix_caching:

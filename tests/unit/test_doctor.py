@@ -12,7 +12,7 @@ from openspec.config import EngineConfig
 from openspec.drafters import register_drafter, unregister_drafter
 from openspec.drafters.spec import Checkup, DrafterOption, DrafterSpec, DraftSetup, Variant
 from openspec.errors import RequestError
-from openspec.messages import SpecDecodeStats, record_draft
+from openspec.messages import SpecDecodeStats, StepCounts, record_step
 from openspec.specs.head import HeadSpec
 from openspec.tools import doctor
 from openspec.tools.doctor import Sample, examine
@@ -79,7 +79,8 @@ def accepting(percent: dict[int, int], num_failures: int = 0) -> Callable[[Engin
         for counters in (sample.chat, sample.completion):
             for i in range(50):
                 level = int(config.method_options.get("level", 1))
-                record_draft(counters, 2, 1 if 2 * i < percent[level] else 0)
+                num_accepted = 1 if 2 * i < percent[level] else 0
+                record_step(counters, StepCounts(num_accepted + 1, 2, num_accepted, 2))
         return sample
 
     return measure
@@ -183,8 +184,8 @@ def test_command_line(
 
 def test_sample_adds_up() -> None:
     chat, completion = SpecDecodeStats(), SpecDecodeStats()
-    record_draft(chat, 2, 2)
-    record_draft(completion, 2, 0)
+    record_step(chat, StepCounts(3, 2, 2, 2))
+    record_step(completion, StepCounts(1, 2, 0, 2))
     sample = Sample(chat, completion)
     assert (sample.total.num_drafts, sample.first) == (2, 0.5)
     assert Sample().first == 0.0

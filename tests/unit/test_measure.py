@@ -109,6 +109,9 @@ def test_servers(tmp_path: Path) -> None:
     assert record["ready_s"].keys() == names and record["ready_s"]["this drafts"]["ratio"]
     [row] = measured(tmp_path / "prompts", "prompts", *both, "--lengths", "32").values()
     assert row.keys() == names
+    lengths = ("--agents", "3", "--system", "700", "--own", "20")
+    record = measured(tmp_path / "agents", "agents", *both, *lengths)
+    assert record.keys() == names and record["this plain"]["ratio"]["median"] > 0
     sent = ("--concurrency", "2", "--max-tokens", "16")
     [row] = measured(tmp_path / "turns", "turns", *both, *sent).values()
     assert row["answers_equal_to_the_first_sides"] == dict.fromkeys(names, row["answers"])

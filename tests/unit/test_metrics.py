@@ -8,20 +8,21 @@ from openspec.engine.core.engine_core import StatsLog
 from openspec.messages import (
     EngineStats,
     SpecDecodeStats,
+    StepCounts,
     acceptance_per_position,
     acceptance_rate,
     add_counters,
     counters_since,
     mean_acceptance_length,
-    record_draft,
+    record_step,
 )
 
 
 def test_definitions() -> None:
     stats = SpecDecodeStats()
     assert acceptance_rate(stats) == 0.0 and mean_acceptance_length(stats) == 1.0
-    record_draft(stats, 4, 3)
-    record_draft(stats, 2, 0)
+    record_step(stats, StepCounts(4, 4, 3, 4))
+    record_step(stats, StepCounts(1, 2, 0, 2))
     assert acceptance_rate(stats) == 3 / 6
     assert mean_acceptance_length(stats) == 1 + 3 / 2
     assert stats.num_drafts_per_pos == [2, 2, 1, 1]
@@ -32,27 +33,34 @@ def test_short_drafts_are_not_wrong_ones() -> None:
     """As with a budget that grants one token at most steps: all are right, so all shares are 1."""
     stats = SpecDecodeStats()
     for length in (1, 1, 1, 1, 3):
-        record_draft(stats, length, length)
+        record_step(stats, StepCounts(length + 1, length, length, length))
     assert acceptance_rate(stats) == 1.0
     assert acceptance_per_position(stats) == [1.0, 1.0, 1.0]
     shares = zip(acceptance_per_position(stats), stats.num_drafts_per_pos, strict=True)
     assert sum(share * count for share, count in shares) == stats.num_accepted_tokens
 
 
+def test_an_accepted_end_has_no_token_after_it() -> None:
+    stats = SpecDecodeStats()
+    record_step(stats, StepCounts(4, 4, 3, 4))
+    record_step(stats, StepCounts(4, 8, 4, 8))
+    assert (stats.num_accepted_tokens, mean_acceptance_length(stats)) == (7, 4.0)
+
+
 def test_a_tree_has_fewer_positions_than_drafts() -> None:
     stats = SpecDecodeStats()
-    record_draft(stats, 15, 2, depth=4)
+    record_step(stats, StepCounts(3, 15, 2, 4))
     assert (stats.num_draft_tokens, stats.num_accepted_tokens_per_pos) == (15, [1, 1, 0, 0])
     assert stats.num_drafts_per_pos == [1, 1, 1, 1]
-    record_draft(stats, 15, 6, depth=4)  # a chain where trees were expected
+    record_step(stats, StepCounts(7, 15, 6, 4))  # a chain where trees were expected
     assert stats.num_accepted_tokens_per_pos == [2, 2, 1, 1, 1, 1]
     assert stats.num_drafts_per_pos == [2, 2, 2, 2, 1, 1]
 
 
 def test_add_counters() -> None:
     total, one, two = SpecDecodeStats(), SpecDecodeStats(), SpecDecodeStats()
-    record_draft(one, 1, 1)
-    record_draft(two, 3, 2)
+    record_step(one, StepCounts(2, 1, 1, 1))
+    record_step(two, StepCounts(3, 3, 2, 3))
     add_counters(total, [one, two])
     assert total == SpecDecodeStats(
         num_drafts=2,
@@ -70,7 +78,7 @@ def test_stats_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.Monkey
     monkeypatch.setattr("time.monotonic", lambda: now)
     log = StatsLog(10.0)
     stats = EngineStats(num_generation_tokens=50, num_pages=10, num_free_pages=5)
-    record_draft(stats, 4, 2)
+    record_step(stats, StepCounts(3, 4, 2, 4))
     with caplog.at_level(logging.INFO):
         for _ in range(9):
             now += 1.0

@@ -12,6 +12,7 @@ from openspec.messages import (
     EngineRequest,
     SamplingParams,
     SpecDecodeStats,
+    StepCounts,
     TokenLogprobs,
 )
 from openspec.text.logprobs import top_logprobs
@@ -215,11 +216,26 @@ def test_nothing_of_a_stop_string_is_streamed() -> None:
             token_ids=[1, 2],
             finish_reason="abort",
             spec_decode=SpecDecodeStats(num_drafts=3),
+            step_counts=[StepCounts(2, 4, 2, 4)],
         )
     )
     assert (late.text, list(late.token_ids), late.finished) == ("", [], False)
     assert subject.output().text == "hello\n\n### Use it"
-    assert subject.output().metrics.spec_decode == SpecDecodeStats(num_drafts=3)
+    assert subject.output().metrics.spec_decode == SpecDecodeStats()
+
+
+def test_steps_count_up_to_a_stop_string() -> None:
+    """Also where several steps arrive as one output."""
+    ids = encode("one stop two and three")
+    subject = processor(stop=["stop"])
+    counts = [StepCounts(1, 0, 0, 8), StepCounts(len(ids) - 1, 9, len(ids) - 2, 8, 1, 1)]
+    subject.process(EngineOutput(request_id="r", token_ids=ids, step_counts=[*counts, counts[0]]))
+    kept, stats = subject.num_output_tokens, subject.output().metrics.spec_decode
+    assert stats is not None and 1 < kept < len(ids)
+    assert (stats.num_steps, stats.num_drafts, stats.num_draft_tokens) == (2, 1, 9)
+    assert stats.num_accepted_tokens == sum(stats.num_accepted_tokens_per_pos) == kept - 1
+    assert (stats.num_forced_tokens, stats.num_accepted_forced_tokens) == (1, 1)
+    assert subject.output().metrics.mean_acceptance_length == kept - 1, "tokens of that step"
 
 
 def test_a_stop_string_in_the_run_that_ends_the_request() -> None:
@@ -318,7 +334,6 @@ def test_request_output_of_several_sequences() -> None:
             num_steps=5,
         )
         part.process(EngineOutput(request_id="r", finish_reason="length", spec_decode=stats))
-        stats.num_drafts = 999  # the engine's own object; ours is a copy
     result = request_output("r", "p", parts)
     assert (result.request_id, result.prompt, result.prompt_token_ids) == ("r", "p", [1, 2, 3])
     assert [(o.index, o.text, o.finished) for o in result.outputs] == [

@@ -71,6 +71,43 @@ def test_refuses_what_can_never_run() -> None:
         core.add_request(make_request())
 
 
+def test_refuses_limits_that_leave_no_first_token() -> None:
+    core = make_core(FakeRunner())
+    limits = {"allowed_token_ids": [4], "stop_token_ids": [4, 5], "max_tokens": 5}
+    for more, message, param in (
+        ({"min_tokens": 3}, "only tokens that end the answer.*set min_tokens to 0", "min_tokens"),
+        ({"bad_word_ids": [[9], [4]]}, "bad_words forbids every token", "bad_words"),
+        (
+            {"allowed_token_ids": [4, 6], "min_tokens": 1, "bad_word_ids": [[6]]},
+            "bad_words forbids every token",
+            "bad_words",
+        ),
+    ):
+        with pytest.raises(RequestError, match=message) as caught:
+            core.add_request(make_request(**{**limits, **more}))  # type: ignore[arg-type]
+        assert caught.value.param == param
+    core.add_request(make_request(**limits))  # type: ignore[arg-type]
+    core.add_request(make_request("b", **limits, bad_word_ids=[[9, 4]]))  # type: ignore[arg-type]
+
+
+@both_depths
+@pytest.mark.parametrize("num_kept", [0, 1, 4, 7])
+def test_an_answer_ends_where_nothing_is_left_to_say(num_steps_ahead: int, num_kept: int) -> None:
+    """The core then chooses a token that is not allowed: neither it nor later ones count."""
+    whole = make_request(max_tokens=12, logprobs=0)
+    tokens, _ = expected(whole, 64)
+    assert tokens[num_kept] not in tokens[:num_kept]
+    core = make_core(FakeRunner(num_steps_ahead=num_steps_ahead))
+    request = make_request(
+        max_tokens=12, logprobs=0, allowed_token_ids=sorted({*tokens[:num_kept], VOCAB - 1})
+    )
+    seen = run(core, [request])["r"]
+    assert (seen.token_ids, seen.finish_reason) == (tokens[:num_kept], "error")
+    assert len(seen.logprobs) == num_kept
+    assert seen.last is not None and seen.last.is_refused
+    assert "leave no token that may follow" in (seen.last.error or "")
+
+
 @both_depths
 def test_max_tokens_is_clamped_to_the_model(num_steps_ahead: int) -> None:
     request = make_request(prompt=[1] * 60, max_tokens=1000)

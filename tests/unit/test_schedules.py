@@ -50,10 +50,14 @@ class Spec:
 
 
 def check_schedule(
-    runner: FakeRunner, max_num_seqs: int, specs: list[Spec], failures: set[int]
+    runner: FakeRunner,
+    max_num_seqs: int,
+    specs: list[Spec],
+    failures: set[int],
+    displaces: bool = False,
 ) -> int:
     """Runs a load, with failing steps; returns the number of preemptions."""
-    core = make_core(runner, max_num_seqs)
+    core = make_core(runner, max_num_seqs, displaces=displaces)
     core.grammars.set_vocabulary([b"a"], 1, [0])
     core.grammars.load_grammar("g", b"data")
     masks = random.Random(runner.num_pages + 1)
@@ -151,6 +155,7 @@ REQUEST = {
     caching=st.booleans(),
     failures=st.sets(st.integers(0, 200), max_size=6),
     num_steps_ahead=st.integers(0, 1),
+    displaces=st.booleans(),
 )
 def test_any_schedule_gives_the_plain_text(
     specs: list[Spec],
@@ -162,6 +167,7 @@ def test_any_schedule_gives_the_plain_text(
     caching: bool,
     failures: set[int],
     num_steps_ahead: int,
+    displaces: bool,
 ) -> None:
     runner = FakeRunner(
         num_pages=num_pages,
@@ -172,7 +178,7 @@ def test_any_schedule_gives_the_plain_text(
         enable_prefix_caching=caching,
         num_steps_ahead=num_steps_ahead,
     )
-    check_schedule(runner, max_num_seqs, specs, failures)
+    check_schedule(runner, max_num_seqs, specs, failures, displaces)
 
 
 @pytest.mark.slow
@@ -204,5 +210,6 @@ def test_scarce_pages_and_rows(num_steps_ahead: int) -> None:
             num_steps_ahead=num_steps_ahead,
         )
         failures = set(rng.sample(range(100), rng.choice([0, 0, 5])))
-        num_preemptions += check_schedule(runner, max_num_seqs, specs, failures)
+        displaces = rng.random() < 0.3
+        num_preemptions += check_schedule(runner, max_num_seqs, specs, failures, displaces)
     assert num_preemptions > 200

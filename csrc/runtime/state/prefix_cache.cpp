@@ -8,35 +8,31 @@ void PrefixCache::set_salt(int slot, std::span<const uint8_t> salt) {
   if (events_) salts_[size_t(slot)].assign(salt.begin(), salt.end());
 }
 
-void PrefixCache::attach(int slot) {
-  const std::span<const int32_t> tokens = table_.tokens(slot);
+std::vector<PageHash> PrefixCache::find(PageHash hash, std::span<const int32_t> tokens) const {
   const auto page_size = static_cast<size_t>(limits_.page_size);
-  const std::span<int32_t> row = table_.page_row(slot);
-  std::vector<PageHash>& hashes = table_.page_hashes(slot);
+  std::vector<PageHash> hashes;
   // At least one known token has to run, for its logits.
-  const size_t num_full = (tokens.size() - 1) / page_size;
-  PageHash hash = table_.root(slot);
-  size_t num_found = 0;
-  for (; num_found < num_full; ++num_found) {
-    hash = hasher_.extend(hash, tokens.subspan(num_found * page_size, page_size));
-    const PageId page = pool_.find(hash);
-    if (page < 0) break;
-    row[num_found] = page;
+  while ((hashes.size() + 1) * page_size < tokens.size()) {
+    hash = hasher_.extend(hash, tokens.subspan(hashes.size() * page_size, page_size));
+    if (!pool_.has(hash)) break;
     hashes.push_back(hash);
   }
-  while (records_.exist() && num_found > 0 && !records_.has_snapshot(hashes.back())) {
+  while (records_.exist() && !hashes.empty() && !records_.has_snapshot(hashes.back())) {
     hashes.pop_back();
-    pool_.release(row[--num_found]);
   }
-  const int num_pages = static_cast<int>(num_found);
+  return hashes;
+}
+
+void PrefixCache::attach(int slot) {
+  std::vector<PageHash>& hashes = table_.page_hashes(slot);
+  hashes = find(table_.root(slot), table_.tokens(slot));
+  std::transform(hashes.begin(), hashes.end(), table_.page_row(slot).begin(),
+                 [&](const PageHash& hash) { return pool_.find(hash); });
+  const int num_pages = static_cast<int>(hashes.size());
   const int num_cached = num_pages * limits_.page_size;
   if (records_.exist() && num_cached > 0) records_.attach(slot, hashes.back(), num_cached);
-  // A drafter needs the features of the token before the first new one, so that one runs again;
-  // what it writes to its shared page are the bits that are there.
-  const bool runs_again = num_cached > 0 && limits_.num_rows_behind > 0;
-  table_.commit(slot, {}, num_cached - (runs_again ? 1 : 0), num_pages);
-  num_queried_ += static_cast<int64_t>(tokens.size());
-  num_hit_ += num_cached;
+  table_.commit(slot, {}, num_computed(hashes.size()), num_pages);
+  num_found_ += num_cached;
 }
 
 void PrefixCache::publish(int slot, int num_ready, int end,

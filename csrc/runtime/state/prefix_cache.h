@@ -5,7 +5,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "core/page_events.h"
@@ -30,6 +29,10 @@ class PrefixCache {
   void set_salt(int slot, std::span<const uint8_t> salt);
   /// Gives a new sequence the longest prefix that is there.
   void attach(int slot);
+  /// Of how many tokens such a sequence would have its KV.
+  int num_cached(std::span<const int32_t> tokens, std::span<const uint8_t> salt) const {
+    return num_computed(find(root(salt), tokens).size());
+  }
   /// Offers the full pages among the first `num_ready` tokens; the slot's records may be written up
   /// to `end`. `enter` is called before each.
   void publish(int slot, int num_ready, int end, const std::function<void()>& enter);
@@ -41,16 +44,25 @@ class PrefixCache {
   std::vector<PageEvent> take_events();
   /// Of every reusable page, as events have them where they are recorded.
   std::vector<PageHash> published_hashes() const;
-  /// Tokens: asked for, found.
-  std::pair<int64_t, int64_t> stats() const { return {num_queried_, num_hit_}; }
+  /// Tokens that sequences found, since the start; for tests.
+  int64_t num_found() const { return num_found_; }
 
  private:
+  /// The full pages that a sequence can begin with.
+  std::vector<PageHash> find(PageHash hash, std::span<const int32_t> tokens) const;
+  /// A drafter needs the features of the token before the first new one, so that one runs again;
+  /// what it writes to its shared page are the bits that are there.
+  int num_computed(size_t num_pages) const {
+    const int num_cached = static_cast<int>(num_pages) * limits_.page_size;
+    return num_cached - (num_cached > 0 && limits_.num_rows_behind > 0 ? 1 : 0);
+  }
+
   SequenceLimits limits_;
   PrefixHasher hasher_;
   SequenceTable& table_;
   PagePool& pool_;
   SlotRecords& records_;
-  int64_t num_queried_ = 0, num_hit_ = 0;
+  int64_t num_found_ = 0;
   std::unique_ptr<PageEventLog> events_;  // if somebody follows the prefix cache
   std::vector<std::string> salts_;        // by slot, then
 };

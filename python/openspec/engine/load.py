@@ -78,6 +78,12 @@ class CompiledRunner(_C.Runner):
         salt = request.source.cache_salt.encode()
         return self.add_sequence(request.token_ids, request.prompt_len, params, salt)
 
+    def num_cached(self, request: Request) -> int:
+        """With how much KV it would begin."""
+        if request.needs_prompt_logprobs:
+            return 0
+        return self.num_cached_tokens(request.token_ids, request.source.cache_salt.encode())
+
     load_vocabulary = staticmethod(_C.Vocabulary)
     """What grammars are read with."""
     new_grammar_tally = staticmethod(_C.GrammarTally)
@@ -150,6 +156,7 @@ def load_engine(
         info,
         config.stats_interval_s,
         publisher,
+        displaces=config.scheduling_policy == "priority",
     )
 
 

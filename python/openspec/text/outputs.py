@@ -14,6 +14,7 @@ from openspec.messages import (
     TokenLogprobs,
     acceptance_rate,
     mean_acceptance_length,
+    record_answer_step,
     total_speculation,
 )
 from openspec.step_detail import StepDetail, steps_of
@@ -188,9 +189,6 @@ class RequestOutputProcessor:
 
     def process(self, output: EngineOutput) -> OutputDelta:
         """Takes the engine's next output; one that comes after the end adds nothing."""
-        if output.spec_decode is not None:
-            # A copy, for the engine goes on counting in it.
-            self._spec_decode = total_speculation([output.spec_decode])
         if self._finish_reason is not None:
             return OutputDelta()
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
@@ -198,6 +196,7 @@ class RequestOutputProcessor:
             self._prompt_logprobs = output.prompt_logprobs
         first, first_entry = len(self._token_ids), len(self._logprobs)
         text, stop = self._read_tokens(output)
+        self._count(output, len(self._token_ids) - first)
         finish_reason = output.finish_reason
         if stop is not None:
             finish_reason, self._stop_reason = "stop", stop
@@ -265,6 +264,20 @@ class RequestOutputProcessor:
             finished_time=self._finished_time,
             spec_decode=self._spec_decode,
         )
+
+    def _count(self, output: EngineOutput, num_tokens: int) -> None:
+        """Takes the engine's counts, or with stop strings those of the tokens that are left."""
+        if self._stop is None:
+            self._spec_decode = output.spec_decode or self._spec_decode
+            return
+        if self._spec_decode is None:
+            self._spec_decode = SpecDecodeStats()
+        for step in output.step_counts or ():
+            if num_tokens == 0:
+                break
+            kept = step.first(num_tokens)
+            record_answer_step(self._spec_decode, kept, self._wants_steps)
+            num_tokens -= kept.num_tokens
 
     @property
     def _wants_logprobs(self) -> bool:

@@ -174,9 +174,9 @@ TEST(prefix_hit_equals_miss) {
   Runner runner(small_config(), 200);
   load_random_weights(runner);
   CHECK(run(runner, jobs, 64, 0) == expected);
-  CHECK_EQ(runner.prefixes().stats().second, 0);
+  CHECK_EQ(runner.prefixes().num_found(), 0);
   CHECK(run(runner, jobs, 64, 0) == expected);
-  CHECK_GT(runner.prefixes().stats().second, 0);
+  CHECK_GT(runner.prefixes().num_found(), 0);
 }
 
 TEST(prefix_is_not_shared_across_salts) {
@@ -189,6 +189,11 @@ TEST(prefix_is_not_shared_across_salts) {
   CHECK_EQ(runner.table().kv_len(slot), 0);
   const int other = runner.add_sequence(job.prompt, 17, job.params, {});
   CHECK_EQ(runner.table().kv_len(other), 16);
+  CHECK_EQ(runner.prefixes().num_cached(job.prompt, salt), 0);
+  CHECK_EQ(runner.prefixes().num_cached(job.prompt, {}), 16);
+  const int num_free = runner.num_free_pages();
+  CHECK_EQ(runner.prefixes().num_cached(std::span(job.prompt).first(16), {}), 12);  // one must run
+  CHECK_EQ(runner.num_free_pages(), num_free);
 }
 
 TEST(observer_sees_every_committed_row_once) {

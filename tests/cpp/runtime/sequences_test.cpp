@@ -52,7 +52,7 @@ class Engine {
   int num_free_slots() const { return table().num_free_slots(); }
   int num_steps_ahead() const { return 1; }
   void check_integrity() const { sequences_.check_integrity(/*keeps_more=*/true); }
-  int64_t num_found() const { return sequences_.prefixes().stats().second; }
+  int64_t num_found() const { return sequences_.prefixes().num_found(); }
 
   int add_sequence(const Ids& tokens, int prompt_len, const SequenceParams& params,
                    std::span<const uint8_t> salt) {

@@ -92,11 +92,11 @@ namespace {
 
 /// Tokens of `prompt` that come from the prefix cache; its text is checked.
 int64_t num_found(Runner& runner, const Ids& prompt) {
-  const int64_t before = runner.prefixes().stats().second;
+  const int64_t before = runner.prefixes().num_found();
   Job job{prompt, {}};
   job.params.max_tokens = 6;
   CHECK_EQ(testing::run(runner, {job}, 256)[0], testing::evaluated(prompt, 3, 6));
-  return runner.prefixes().stats().second - before;
+  return runner.prefixes().num_found() - before;
 }
 
 }  // namespace

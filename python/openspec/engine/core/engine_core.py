@@ -60,10 +60,12 @@ class EngineCore:
         info: EngineInfo,
         stats_interval_s: float = 0.0,
         kv_events: KVEventPublisher | None = None,
+        displaces: bool = False,
     ) -> None:
+        """`displaces`: whether priority may take a running sequence's place."""
         self.info = info
         self._runner = runner
-        self._scheduler = Scheduler(config, runner)
+        self._scheduler = Scheduler(config, runner, displaces)
         self.grammars = Grammars(runner)
         self._ready: list[EngineOutput] = []
         self._in_flight: deque[tuple[StepPlan, StepLease]] = deque()
@@ -118,7 +120,6 @@ class EngineCore:
         stats.verify_seconds = runner.stats.verify_seconds
         stats.unsplit_seconds = runner.stats.unsplit_seconds
         stats.rest_seconds = runner.stats.rest_seconds
-        stats.prefix_cache_queries, stats.prefix_cache_hits = runner.prefix_cache_stats
         stats.num_step_failures = self._num_step_failures
         stats.num_admission_failures = self._num_admission_failures
         return copy.deepcopy(stats)

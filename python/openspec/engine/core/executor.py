@@ -23,6 +23,9 @@ class Runner(Protocol):
     def add(self, request: Request, /) -> int:
         """Takes a slot for the request's known tokens and attaches the cached prefix."""
 
+    def num_cached(self, request: Request, /) -> int:
+        """With how much KV, found in the prefix cache, it would begin."""
+
     def load_vocabulary(
         self, tokens: Sequence[bytes], vocab_size: int, stop_ids: Sequence[int], /
     ) -> Any:
@@ -61,8 +64,6 @@ class Runner(Protocol):
 
     @property
     def stats(self) -> RunnerStats: ...
-    @property
-    def prefix_cache_stats(self) -> tuple[int, int]: ...
 
 
 def launch(runner: Runner, spans: Sequence[Span]) -> StepLease:

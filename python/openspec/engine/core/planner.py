@@ -11,10 +11,18 @@ from openspec.engine.core.request import Phase, Request, StepPlan
 from openspec.engine.core.run_queue import RunQueue
 from openspec.specs.runner import RunnerConfig
 
+SHORT_SHARE = 4
+"""Of a step's prompt rows, this part goes to prompts that are short beside the first."""
+MOST_YIELDED = 20
+"""This part of its tokens a prompt yields to short ones, in all its steps together."""
+MOST_LOOKED_AT = 32
+"""Requests in the queue that may be short ones."""
+
 
 def plan_step(config: RunnerConfig, runner: Runner, queue: RunQueue) -> StepPlan:
     """The next step; admits and preempts as needed. No spans: there is nothing to do."""
-    if queue.num_prefilling == 0 and not queue.may_admit(runner.num_free_pages):
+    may_admit = queue.may_admit(runner.num_free_pages) or queue.may_displace()
+    if queue.num_prefilling == 0 and not may_admit:
         plan = _plan_only_decodes(config, runner, queue)
         if plan is not None:
             return plan
@@ -37,6 +45,12 @@ def _plan_only_decodes(config: RunnerConfig, runner: Runner, queue: RunQueue) ->
     return StepPlan(spans, requests)
 
 
+def _may_pass(num_rows: int, request: Request, other: Request) -> bool:
+    """Whether so many rows of a request may come before another one's prompt."""
+    has_priority = request.source.priority <= other.source.priority
+    return has_priority and MOST_YIELDED * (other.num_yielded + num_rows) <= other.num_tokens
+
+
 class _MixedStep:
     """A step with prompts in it, or one that is short of rows or pages."""
 
@@ -48,13 +62,18 @@ class _MixedStep:
         self._num_new: list[int] = []
         self._num_pages_taken = 0
         self._rows_left = config.max_num_batched_tokens
+        self._kept_for: dict[int, int] = {}
+        """Rows that are kept for prompts before their turn, by slot."""
 
     def plan(self) -> StepPlan:
         queue = self._queue
         running = queue.running
-        num_preemptions = queue.num_preemptions
+        queue.follow_leaders()
+        while queue.make_room() and queue.admit(0) is not None:
+            pass
         while queue.outranks_a_prompt() and queue.admit(0) is not None:
             pass  # else a long prompt would keep a later request of higher priority waiting
+        num_preemptions = queue.num_preemptions
         # One row for every decoding sequence comes first; then up to half of the rest for drafts.
         # Prompts beside them get half of a step at most, so that who streams keeps its pace.
         decoding = [
@@ -70,11 +89,13 @@ class _MixedStep:
         if decoding:
             num_kept = max(0, self._rows_left - self._config.max_num_batched_tokens // 2)
         self._rows_left -= num_kept
+        self._keep_rows_for_short_prompts()
 
         index = 0
         while index < len(running):  # preemption shortens the list after the index
             request = running[index]
             if request.phase is Phase.PREFILLING:
+                self._rows_left += self._kept_for.pop(request.slot, 0)
                 self._place_chunk(request)
             elif request.num_wanted > 0:
                 self._place_decode(request)
@@ -86,8 +107,37 @@ class _MixedStep:
             # It may rank before sequences that are placed already: those keep what they have.
             self._place_chunk(admitted, may_preempt=False)
 
-        self._rows_left += rows_for_drafts + num_kept
+        self._rows_left += rows_for_drafts + num_kept + sum(self._kept_for.values())
         return StepPlan(self._spans_with_drafts(), self._requests)
+
+    def _keep_rows_for_short_prompts(self) -> None:
+        """Who has few rows left need not wait for a long prompt: a share of the rows is kept.
+
+        A prompt is passed by others of its priority or a higher one, and only as far as
+        MOST_YIELDED allows, so that it loses next to nothing however many they are.
+        """
+        queue = self._queue
+        prompts = [one for one in queue.running if one.phase is Phase.PREFILLING]
+        num_left = self._rows_left // SHORT_SHARE
+        if not prompts or num_left == 0 or queue.rows_left(prompts[0]) <= self._rows_left:
+            return
+        passed: list[Request] = []
+        for request in [*prompts, *queue.waiting(MOST_LOOKED_AT)]:
+            num_rows = queue.rows_left(request)
+            may_pass = passed and all(_may_pass(num_rows, request, one) for one in passed)
+            if may_pass and request.phase is Phase.WAITING:
+                may_pass = queue.admit_early(request)
+            if not may_pass:
+                passed.append(request)
+                continue
+            num_kept = self._chunk_rows(request, num_left)
+            for one in passed:
+                one.num_yielded += num_kept
+            self._kept_for[request.slot] = num_kept
+            self._rows_left -= num_kept
+            num_left -= num_kept
+            if num_left == 0:
+                return
 
     def _num_free(self) -> int:
         return self._runner.num_free_pages - self._num_pages_taken
@@ -113,7 +163,7 @@ class _MixedStep:
 
     def _place_chunk(self, request: Request, may_preempt: bool = True) -> None:
         """Places as much of the prompt as rows and pages allow, perhaps nothing."""
-        num_new = self._chunk_rows(request)
+        num_new = self._chunk_rows(request, self._rows_left)
         if num_new <= 0:
             return
         needed = self._runner.num_pages_needed
@@ -127,9 +177,9 @@ class _MixedStep:
         self._place(request, fits, needed(request.slot, fits))
         self._rows_left -= fits
 
-    def _chunk_rows(self, request: Request) -> int:
+    def _chunk_rows(self, request: Request, most: int) -> int:
         num_left = request.num_tokens - request.num_scheduled
-        num_rows = min(num_left, self._rows_left)
+        num_rows = min(num_left, most)
         if num_rows < num_left:
             # Chunks end on page boundaries where they can.
             end = request.num_scheduled + num_rows

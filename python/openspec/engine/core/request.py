@@ -40,6 +40,8 @@ class Request:
     request_id: str = field(init=False)
     rank: tuple[int, int] = field(init=False)
     """Priority, then arrival: what comes first is served first and preempted last."""
+    allowed_ids: frozenset[int] | None = field(init=False)
+    """None: all of the vocabulary."""
     prompt_len: int = field(init=False)
     num_tokens: int = field(init=False)
     """Known tokens: prompt and output."""
@@ -53,6 +55,10 @@ class Request:
     will be by the steps in flight."""
     num_computed: int = 0
     """Those that are computed."""
+    num_yielded: int = 0
+    """Prompt rows that steps gave to later sequences before this one, whose prompt was not done."""
+    num_cached_seen: int = -1
+    """Tokens found in the prefix cache when it was looked at in the queue; -1 before that."""
     num_steps_in_flight: int = 0
     """Steps in flight that choose a token of this request, at least one each."""
     is_held: bool = False
@@ -67,6 +73,8 @@ class Request:
     def __post_init__(self) -> None:
         self.request_id = self.source.request_id
         self.rank = (self.source.priority, self.arrival)
+        allowed = self.source.sampling.allowed_token_ids
+        self.allowed_ids = None if allowed is None else frozenset(allowed)
         self.prompt_len = len(self.source.prompt_token_ids)
         self.num_tokens = self.prompt_len
         self.needs_prompt_logprobs = self.source.sampling.prompt_logprobs is not None
@@ -77,8 +85,9 @@ class Request:
 
     @property
     def token_ids(self) -> list[int]:
-        """Prompt and output so far."""
-        return self.source.prompt_token_ids + self.output_token_ids
+        """Prompt and output so far; not to be changed."""
+        prompt = self.source.prompt_token_ids
+        return prompt + self.output_token_ids if self.output_token_ids else prompt
 
     @property
     def num_wanted(self) -> int:
@@ -93,6 +102,25 @@ class Request:
     def max_drafts(self) -> int:
         """Drafts worth making now: the token after the last draft must still fit the budget."""
         return max(0, min(self.draft_limit, self.num_wanted - 1))
+
+    def num_permitted(self, token_ids: list[int]) -> int:
+        """With `allowed_ids`, how many of the next tokens come before one that may not be there.
+
+        The core chooses such a token where the request's limits leave none.
+        """
+        allowed = self.allowed_ids or ()
+        sampling, known = self.source.sampling, list(self.token_ids)
+        num_output = len(self.output_token_ids)
+        for index, token_id in enumerate(token_ids):
+            known.append(token_id)
+            is_early = num_output + index < sampling.min_tokens
+            if (
+                token_id not in allowed
+                or (is_early and token_id in sampling.stop_token_ids)
+                or any(known[-len(word) :] == word for word in sampling.bad_word_ids)
+            ):
+                return index
+        return len(token_ids)
 
     def append(self, token_ids: list[int]) -> None:
         """Takes the tokens of one step."""

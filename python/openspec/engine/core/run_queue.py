@@ -10,6 +10,8 @@ from operator import attrgetter
 
 from openspec.engine.core.executor import Runner
 from openspec.engine.core.request import Phase, Request, StepPlan
+from openspec.engine.core.shared_prompts import Lead, SharedPrompts
+from openspec.specs.runner import RunnerConfig
 
 
 class NotAdmitted(Exception):
@@ -27,8 +29,13 @@ class NotAdmitted(Exception):
 class RunQueue:
     """Unfinished requests in order of rank; owns their phases and slots."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, config: RunnerConfig, runner: Runner, displaces: bool = False) -> None:
+        """`displaces`: whether priority may take a running sequence's place."""
         self._runner = runner
+        self._displaces = displaces
+        self._page_size = config.page_size
+        self._has_cache = config.enable_prefix_caching
+        self._shared = SharedPrompts(config.page_size)
         self._by_id: dict[str, Request] = {}
         self._heap: list[tuple[tuple[int, int], Request]] = []  # finished ones are skipped
         self._loading: list[Request] = []  # their grammars are not there yet
@@ -37,6 +44,9 @@ class RunQueue:
         self.num_waiting = 0
         self.num_prefilling = 0
         self.num_preemptions = 0
+        self.num_prefix_queries = 0
+        """Prompt tokens that were looked up in the prefix cache, once for each sequence."""
+        self.num_prefix_hits = 0
 
     @property
     def running(self) -> Sequence[Request]:
@@ -59,8 +69,12 @@ class RunQueue:
             self.num_waiting += 1
             self._loading.append(request)
 
-    def take_loaded(self) -> None:
-        """Lets requests run whose grammars are there, or cannot be had."""
+    def take_ready(self) -> None:
+        """Lets requests run that wait for nothing any more: a grammar, or shared pages."""
+        for request in self._shared.take_free():
+            if request.phase is Phase.WAITING:
+                request.num_cached_seen = -1
+                heapq.heappush(self._heap, (request.rank, request))
         if not self._loading:
             return
         loading, self._loading = self._loading, []
@@ -95,20 +109,99 @@ class RunQueue:
             for request in self._running
         )
 
+    def follow_leaders(self) -> None:
+        """Has the first in the queue wait if another sequence computes what it needs next.
+
+        One of lower rank would hold it back, so that one steps aside and follows in its turn.
+        """
+        while (request := self._first_waiting()) is not None:
+            lead = self._lead(request)
+            if lead is None:
+                return
+            if lead.is_in_flight or lead.leader.rank < request.rank:
+                heapq.heappop(self._heap)
+                self._shared.follow(request, lead)
+            elif self._runner.num_free_slots > 0:
+                self.preempt(lead.leader)
+            else:
+                return
+
+    def may_displace(self) -> bool:
+        """Whether the first in the queue may take the place of the last that runs."""
+        if not self._displaces or not self._running:
+            return False
+        first = self._first_waiting()
+        return first is not None and first.source.priority < self._running[-1].source.priority
+
+    def make_room(self) -> bool:
+        """Has running sequences of lower priority wait so that the first in the queue can run.
+
+        The last ones first, and nobody where all of them would not do. Returns whether there should
+        be room: pages that sequences share are counted for each of them.
+        """
+        self.follow_leaders()
+        first = self._first_waiting()
+        if first is None or not self.may_displace():
+            return False
+        needed = self._pages_for(self.rows_left(first)) + 1
+        num_slots, num_pages = self._runner.num_free_slots, self._runner.num_free_pages
+        staying = list(self._running)
+        while staying and (num_slots == 0 or needed + self._num_kept_free(staying) > num_pages):
+            victim = staying.pop()
+            if victim.source.priority <= first.source.priority:
+                return False
+            num_slots += 1
+            num_pages += self._pages_for(victim.num_tokens)
+        for victim in self._running[len(staying) :]:
+            self.preempt(victim)
+        return True
+
     def admit(self, num_taken: int) -> Request | None:
         """Gives the first in the queue a slot, if its prompt fits the free pages.
 
-        Pages promised to prompts on their way are left alone, and one page for each running
-        sequence, so that a newcomer does not cause a preemption at once; and no fewer than
+        Whoever begins as a prompt on its way does waits for the pages of that, and the next one is
+        looked at. Pages promised to prompts on their way are left alone, and one page for each
+        running sequence, so that a newcomer does not cause a preemption at once; and no fewer than
         `num_taken`, which the step under way takes and which count as free until it is launched.
 
         Raises:
             NotAdmitted: if the runner does not take it, or its grammar could not be loaded.
         """
+        self.follow_leaders()
         request = self._first_waiting()
         num_free_pages = self._runner.num_free_pages - num_taken
         if request is None or not self.may_admit(num_free_pages):
             return None
+        return self._give_slot(request, num_free_pages, num_taken)
+
+    def admit_early(self, request: Request) -> bool:
+        """Gives one of `waiting` a slot before those ahead of it, as `admit` would.
+
+        Raises:
+            NotAdmitted: as `admit`.
+        """
+        num_pages = self._pages_for(self.rows_left(request)) + 1  # most often what it needs
+        num_pages += self._num_kept_free(self._running)
+        if self._runner.num_free_slots == 0 or num_pages > self._runner.num_free_pages:
+            return False
+        if self._lead(request) is not None:
+            return False
+        return self._give_slot(request, self._runner.num_free_pages, 0) is not None
+
+    def waiting(self, most: int) -> list[Request]:
+        """The first of those that wait for a slot alone, in order of rank."""
+        first = heapq.nsmallest(most, self._heap)
+        return [request for _, request in first if request.phase is Phase.WAITING]
+
+    def rows_left(self, request: Request) -> int:
+        """Rows until its prompt is computed; of one that waits, about."""
+        if request.phase is not Phase.WAITING:
+            return request.num_tokens - request.num_scheduled
+        if request.num_cached_seen < 0:
+            request.num_cached_seen = self._runner.num_cached(request)
+        return request.num_tokens - request.num_cached_seen
+
+    def _give_slot(self, request: Request, num_free_pages: int, num_taken: int) -> Request | None:
         self._blocked = None
         if request.grammar is not None and (failure := request.grammar.exception()) is not None:
             raise NotAdmitted(request, is_loaded=False) from failure
@@ -120,18 +213,25 @@ class RunQueue:
         if self._running:
             # The cached prefix is attached now, hence no longer among the free pages.
             needed = self._runner.num_pages_needed(slot, request.num_tokens - num_computed)
-            kept_free = min(len(self._running), self._runner.num_pages // 8) + self._num_promised()
+            kept_free = self._num_kept_free(self._running)
             if needed + max(kept_free, num_taken) > self._runner.num_free_pages:
                 self._runner.remove_sequence(slot)
                 self._blocked = (request, num_free_pages)
                 return None
-        heapq.heappop(self._heap)
+        if self._heap[0][1] is request:
+            heapq.heappop(self._heap)
+        else:
+            self._heap.remove((request.rank, request))
+            heapq.heapify(self._heap)
         self.num_waiting -= 1
         request.slot = slot
         request.num_scheduled = request.num_computed = num_computed
         request.num_steps_in_flight = 0
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = num_computed
+            if self._has_cache and not request.needs_prompt_logprobs:
+                self.num_prefix_queries += request.num_tokens
+                self.num_prefix_hits += num_computed
         request.phase = Phase.PREFILLING
         self.num_prefilling += 1
         bisect.insort(self._running, request, key=attrgetter("rank"))
@@ -182,6 +282,7 @@ class RunQueue:
 
     def _wait(self, request: Request) -> None:
         request.phase = Phase.WAITING
+        request.num_cached_seen = -1
         self.num_waiting += 1
         heapq.heappush(self._heap, (request.rank, request))
 
@@ -194,14 +295,22 @@ class RunQueue:
         slot, request.slot = request.slot, -1
         self._runner.remove_sequence(slot)
 
+    def _pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._page_size)
+
+    def _lead(self, request: Request) -> Lead | None:
+        return self._shared.lead(request, self._running) if self._has_cache else None
+
     def _first_waiting(self) -> Request | None:
         while self._heap and self._heap[0][1].phase is not Phase.WAITING:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
 
-    def _num_promised(self) -> int:
-        return sum(
+    def _num_kept_free(self, running: Sequence[Request]) -> int:
+        """Pages that a newcomer leaves to these: what prompts were promised, and one for each."""
+        promised = sum(
             self._runner.num_pages_needed(request.slot, request.num_tokens - request.num_scheduled)
-            for request in self._running
+            for request in running
             if request.phase is Phase.PREFILLING
         )
+        return min(len(running), self._runner.num_pages // 8) + promised

@@ -27,25 +27,34 @@ from openspec.messages import (
     EngineOutput,
     EngineRequest,
     EngineStats,
+    SamplingParams,
+    StepCounts,
     TokenLogprobs,
-    record_draft,
-    record_sources,
+    record_answer_step,
+    record_step,
 )
 from openspec.specs.runner import RunnerConfig
-from openspec.step_detail import StepDetail, depth_of
+from openspec.step_detail import StepDetail, depth_of, steps_of
 
 if TYPE_CHECKING:
     from openspec import _C
     from openspec._C import SpanResult
 
 
+NOTHING_LEFT = (
+    "allowed_token_ids, bad_words and min_tokens of this request leave no token that may follow "
+    "this text"
+)
+
+
 class Scheduler:
     """Owns all requests; the only one that decides who runs."""
 
-    def __init__(self, config: RunnerConfig, runner: Runner) -> None:
+    def __init__(self, config: RunnerConfig, runner: Runner, displaces: bool = False) -> None:
+        """`displaces`: whether priority may take a running sequence's place."""
         self._config = config
         self._runner = runner
-        self._queue = RunQueue(runner)
+        self._queue = RunQueue(config, runner, displaces)
         self._num_arrivals = 0
         self._depth = config.draft_depth
         self._held: list[Request] = []
@@ -116,7 +125,7 @@ class Scheduler:
         Raises:
             NotAdmitted: if a request could not be given a slot; nothing is planned.
         """
-        self._queue.take_loaded()
+        self._queue.take_ready()
         if self._held:
             self._poll_held()
         plan = plan_step(self._config, self._runner, self._queue)
@@ -195,6 +204,8 @@ class Scheduler:
         self._stats.num_running = len(self._queue.running)
         self._stats.num_waiting = self._queue.num_waiting
         self._stats.num_preemptions = self._queue.num_preemptions
+        self._stats.prefix_cache_queries = self._queue.num_prefix_queries
+        self._stats.prefix_cache_hits = self._queue.num_prefix_hits
         return self._stats
 
     # Parts
@@ -223,6 +234,7 @@ class Scheduler:
                 "min_tokens cannot stand beside a grammar, which says where the output ends",
                 "min_tokens",
             )
+        _check_limits(source.sampling)
         max_tokens = min(source.sampling.max_tokens, config.max_model_len - len(prompt))
         num_pages = -(-(len(prompt) + max(max_tokens, 1)) // config.page_size)
         if num_pages > self._runner.num_pages:
@@ -256,6 +268,10 @@ class Scheduler:
         num_left = request.max_tokens - len(request.output_token_ids)
         if not 0 < len(token_ids) <= max(num_left, 1):
             raise EngineError(f"{len(token_ids)} tokens where 1 to {num_left} were due")
+        is_stuck = False
+        if num_left > 0 and request.allowed_ids is not None:
+            num_permitted = request.num_permitted(token_ids)
+            is_stuck, token_ids = num_permitted < len(token_ids), token_ids[:num_permitted]
         output = EngineOutput(
             request_id=request.request_id,
             token_ids=token_ids,
@@ -266,44 +282,74 @@ class Scheduler:
             output.token_ids = []
             output.finish_reason = "length"
         else:
+            if not request.output_token_ids:
+                self._stats.num_served_prompt_tokens += request.prompt_len
             request.append(token_ids)
-            self._count(request, len(token_ids), result)
+            counts = self._count(request, len(token_ids), result)
+            if request.source.sampling.stop:
+                output.step_counts = [counts]
             if request.source.speculative.detailed:
-                output.steps = [_step_detail(token_ids, result)]
+                output.steps = steps_of([_step_detail(result)], len(token_ids))
             if request.source.sampling.logprobs is not None:
-                output.logprobs = _logprobs(result.logprobs)
+                output.logprobs = _logprobs(result.logprobs)[: len(token_ids)]
             output.finish_reason = result.finish_reason or None
-            if output.finish_reason is None and len(token_ids) == num_left:
+            if is_stuck:
+                output.finish_reason, output.error, output.is_refused = "error", NOTHING_LEFT, True
+            elif output.finish_reason is None and len(token_ids) == num_left:
                 output.finish_reason = "length"
         if request.needs_prompt_logprobs:
             request.needs_prompt_logprobs = False
             output.prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, []
-        if output.finish_reason is not None or request.source.sampling.stop:
-            output.spec_decode = request.spec_decode
         if output.finish_reason is not None:
+            output.spec_decode = request.spec_decode
             self._queue.finish(request)
         return output
 
-    def _count(self, request: Request, num_tokens: int, result: SpanResult) -> None:
+    def _count(self, request: Request, num_tokens: int, result: SpanResult) -> StepCounts:
         self._stats.num_generation_tokens += num_tokens
-        request.spec_decode.num_steps += 1
-        if request.source.speculative.detailed:
-            request.spec_decode.num_accepted_tokens_per_step.append(result.num_accepted_tokens)
-        num_drafts = result.num_draft_tokens
-        if num_drafts > 0:
-            num_forced = result.drafts_by_source[0][0]  # a chain in front of the drafter's
-            detail = result.detail
-            depth = num_forced + self._depth if detail is None else depth_of(detail[1])
-            for counters in (request.spec_decode, self._stats):
-                record_draft(counters, num_drafts, result.num_accepted_tokens, depth)
-                record_sources(counters, result.drafts_by_source)
+        (num_forced, num_accepted_forced), _ = result.drafts_by_source
+        detail = result.detail
+        # A grammar's drafts are a chain in front of the drafter's.
+        depth = num_forced + self._depth if detail is None else depth_of(detail[1])
+        counts = StepCounts(
+            num_tokens=len(result.token_ids),
+            num_draft_tokens=result.num_draft_tokens,
+            num_accepted_tokens=result.num_accepted_tokens,
+            depth=depth,
+            num_forced_tokens=num_forced,
+            num_accepted_forced_tokens=num_accepted_forced,
+        ).first(num_tokens)
+        record_step(self._stats, counts)
+        record_answer_step(request.spec_decode, counts, request.source.speculative.detailed)
+        return counts
 
 
-def _step_detail(token_ids: list[int], result: SpanResult) -> StepDetail:
+def _step_detail(result: SpanResult) -> StepDetail:
     detail = result.detail
     if detail is None:
         raise EngineError(f"slot {result.slot} did not report its step")
-    return StepDetail(token_ids, *detail)
+    return StepDetail(result.token_ids, *detail)
+
+
+def _check_limits(sampling: SamplingParams) -> None:
+    """Refuses limits that leave no first token."""
+    if sampling.allowed_token_ids is None:
+        return
+    allowed = set(sampling.allowed_token_ids)
+    if sampling.min_tokens > 0 and allowed.issubset(sampling.stop_token_ids):
+        raise RequestError(
+            "allowed_token_ids has only tokens that end the answer, and min_tokens forbids these "
+            "at its beginning: allow another token, or set min_tokens to 0",
+            "min_tokens",
+        )
+    allowed -= {word[0] for word in sampling.bad_word_ids if len(word) == 1}
+    if sampling.min_tokens > 0:
+        allowed.difference_update(sampling.stop_token_ids)
+    if not allowed:
+        raise RequestError(
+            "bad_words forbids every token that allowed_token_ids leaves at the beginning",
+            "bad_words",
+        )
 
 
 def _logprobs(entries: Sequence[_C.TokenLogprobs]) -> list[TokenLogprobs]:

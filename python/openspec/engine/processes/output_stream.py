@@ -85,6 +85,7 @@ def join_outputs(outputs: Sequence[EngineOutput]) -> EngineOutput:
     logprobs = [entry for output in outputs for entry in output.logprobs or ()]
     has_logprobs = any(output.logprobs is not None for output in outputs)
     steps = [step for output in outputs for step in output.steps or ()]
+    step_counts = [counts for output in outputs for counts in output.step_counts or ()]
     return EngineOutput(
         request_id=last.request_id,
         token_ids=[token for output in outputs for token in output.token_ids],
@@ -93,6 +94,7 @@ def join_outputs(outputs: Sequence[EngineOutput]) -> EngineOutput:
         finish_reason=last.finish_reason,
         num_cached_tokens=last.num_cached_tokens,
         spec_decode=last.spec_decode,
+        step_counts=step_counts or None,
         steps=steps or None,
         error=last.error,
         is_refused=last.is_refused,

@@ -197,28 +197,27 @@ class Job:
             RequestError: the engine cannot serve the request, or cannot go on with it.
             EngineError: the engine failed on it, or is gone.
         """
-        # A stop string ends a sequence before the engine knows. Its last delta waits for the
-        # engine's last word, within a step, because that brings the statistics.
-        held: dict[str, OutputDelta] = {}
         if self._stream is None:
             return
+        num_open = len(self.processors)
         async for output in self._stream:
-            request_id = output.request_id
-            processor = self._by_id[request_id]
+            processor = self._by_id[output.request_id]
+            if processor.finished:
+                continue  # by a stop string, before the engine knew
             delta = processor.process(output)
             self._observe(processor, delta)
             if delta.finish_reason == "error":
                 message = delta.error or "unknown"
                 if output.is_refused:
-                    raise RequestError(message, code="grammar_failed")
+                    code = "no_token_left" if self._grammar is None else "grammar_failed"
+                    raise RequestError(message, code=code)
                 raise EngineError(message)
             if delta.abort:
-                held[request_id] = delta
-                self._context.engine.abort(request_id)
-            elif output.finish_reason is not None and request_id in held:
-                yield processor, held.pop(request_id)
-            elif request_id not in held:
-                yield processor, delta
+                self._context.engine.abort(output.request_id)
+            yield processor, delta
+            num_open -= delta.finished
+            if num_open == 0:
+                return
 
     def speculation(self) -> SpecDecodeStats | None:
         """The speculation of all sequences that have ended, together; None: nobody counted."""
@@ -243,6 +242,7 @@ class Job:
         num_new, num_out = len(delta.token_ids), processor.num_output_tokens
         if num_new:
             self._last_times[index] = now
+            metrics.received_tokens[engine].inc(num_new)
             if num_new == num_out:
                 metrics.time_to_first_token.observe(now - self.arrival_time, 1, engine)
             else:

@@ -107,6 +107,11 @@ class ServerMetrics:
             Counter, "request_success", "Finished sequences by reason.", "engine", "finished_reason"
         )
         self.rejections = both(Counter, "admission_rejections", "Requests answered 503.", "reason")
+        received = self._shows(
+            VLLM, Counter, "generation_tokens", "Tokens that clients got.", "engine"
+        )
+        self.received_tokens = [received.labels(str(engine)) for engine in range(num_engines)]
+        """By engine."""
         cache = both(Info, "cache_config", "The KV cache.", "engine")
         self.http = own(
             Counter, "http_requests", "Requests by endpoint and status.", "path", "status"
@@ -271,8 +276,9 @@ ENGINE_METRICS = (
     _counter("prefix_cache_queries", "Prompt tokens looked up.", "prefix_cache_queries"),
     _counter("prefix_cache_hits", "Prompt tokens found.", "prefix_cache_hits"),
     _counter("num_preemptions", "Sequences put back to wait.", "num_preemptions"),
-    _counter("prompt_tokens", "Prompt tokens processed.", "num_prompt_tokens"),
-    _counter("generation_tokens", "Tokens generated.", "num_generation_tokens"),
+    _counter("prompt_tokens", "Prompt tokens computed.", "num_prompt_tokens", OWN),
+    _counter("prompt_tokens", "Prompt tokens, cached too.", "num_served_prompt_tokens", VLLM),
+    _counter("generation_tokens", "Tokens generated.", "num_generation_tokens", OWN),
     _counter("spec_decode_num_drafts", "Steps with draft tokens.", "num_drafts"),
     _counter("spec_decode_num_draft_tokens", "Draft tokens proposed.", "num_draft_tokens"),
     _counter("spec_decode_num_accepted_tokens", "Draft tokens kept.", "num_accepted_tokens"),
