@@ -7,7 +7,8 @@ What a request asks for raises a RequestError in words about its content, withou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from openspec.checkpoint.strict_json import JsonValue
@@ -70,6 +71,33 @@ def optional(content: Format) -> Format:
 def any_number(content: Format) -> Format:
     """The content, any number of times."""
     return {"type": "star", "content": content}
+
+
+def with_tokens(format: Format, tokens: Mapping[str, int]) -> Format:
+    """A format in which each of these texts is the token of that id alone, never spelled out.
+
+    Only exact texts, and the ends of tags, are looked into.
+    """
+    if not tokens:
+        return format
+    kind = format["type"]
+    if kind == "const_string":
+        cut = re.split(f"({'|'.join(map(re.escape, tokens))})", format["value"])
+        parts = [
+            {"type": "token", "token": tokens[part]} if part in tokens else text(part)
+            for part in cut
+            if part
+        ]
+        return sequence(*parts) if parts else format
+    if kind == "tag" and any(one in format["begin"] + format["end"] for one in tokens):
+        begin, end = (with_tokens(text(format[key]), tokens) for key in ("begin", "end"))
+        return sequence(begin, with_tokens(format["content"], tokens), end)
+    result = dict(format)
+    if "elements" in format:
+        result["elements"] = [with_tokens(one, tokens) for one in format["elements"]]
+    if "content" in format:
+        result["content"] = with_tokens(format["content"], tokens)
+    return result
 
 
 def tag(begin: str, content: Format, end: str) -> Format:

@@ -9,6 +9,7 @@
 
 #include "check_test.h"
 #include "grammar/compiled_grammar.h"
+#include "kernels/choose/choose.h"
 #include "runtime/drafting/row_masks.h"
 
 namespace openspec::testing {
@@ -136,6 +137,28 @@ TEST(offers_are_the_longest_tokens_that_fit) {
   CHECK_EQ(state.offer(8), (Ids{letter('b'), kAb}));
   state.sync(Ids{kAb, kAb, letter('x')});
   CHECK_EQ(state.offer(8), (Ids{kEnd}));
+}
+
+TEST(a_token_that_a_grammar_names_is_offered) {
+  const auto grammar = CompiledGrammar::structural_tag(
+      vocabulary(), R"({"type": "structural_tag", "format": {"type": "sequence", "elements": [
+        {"type": "token", "token": 27}, {"type": "const_string", "value": "xy"},
+        {"type": "token", "token": 27}]}})");
+  GrammarState state(grammar);
+  CHECK_EQ(allowed(state), (Ids{kAb}));
+  CHECK_EQ(state.offer(8), (Ids{kAb, letter('x'), letter('y'), kAb, kEnd}));
+  CHECK(!state.accept(letter('a')));
+}
+
+TEST(a_token_beside_bytes_is_a_choice) {
+  const auto grammar = CompiledGrammar::structural_tag(
+      vocabulary(), R"({"type": "structural_tag", "format": {"type": "sequence", "elements": [
+        {"type": "optional", "content": {"type": "token", "token": 27}},
+        {"type": "const_string", "value": "xy"}]}})");
+  GrammarState state(grammar);
+  CHECK_EQ(state.offer(8), Ids{});
+  state.sync(Ids{kAb});
+  CHECK_EQ(state.offer(8), (Ids{letter('x'), letter('y'), kEnd}));
 }
 
 TEST(offers_are_spelt_as_the_model_did_last) {
