@@ -115,4 +115,8 @@ std::string CompiledGrammar::serialize() const {
 
 size_t CompiledGrammar::num_bytes() const { return library_->grammar.MemorySizeBytes(); }
 
+std::string lark_as_ebnf(const std::string& lark) {
+  return library::checked([&] { return xgrammar::Grammar::FromLark(lark).ToString(); });
+}
+
 }  // namespace openspec

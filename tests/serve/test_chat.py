@@ -320,6 +320,20 @@ def test_every_spelling_of_thinking(server: RunningServer, fields: dict, is_off:
     assert prompt_text(server).endswith("</think>\n\n") == is_off
 
 
+@pytest.mark.parametrize("field", ["both", "reasoning", "reasoning_content"])
+def test_the_name_of_the_thinking(start_server: Callable[..., RunningServer], field: str) -> None:
+    server = start_server(reasoning_field=field)
+    server.engine.script = lambda _: server.ids("<think>\nHm.\n</think>\n\nYes.<|im_end|>")
+    names = {"reasoning", "reasoning_content"}
+    expected = dict.fromkeys(names if field == "both" else [field], "Hm.")
+    message = server.chat()["choices"][0]["message"]
+    assert {name: message[name] for name in names & message.keys()} == expected
+    chunks = stream(server.client, PATH, {"messages": HI})
+    deltas = [one["choices"][0]["delta"] for one in chunks]
+    for name in names:
+        assert "".join(delta.get(name, "") for delta in deltas) == expected.get(name, "")
+
+
 def test_thinking_that_is_left_out(server: RunningServer) -> None:
     server.engine.script = lambda _: server.ids("<think>\nHm.\n</think>\n\nYes.<|im_end|>")
     message = server.chat(reasoning={"exclude": True})["choices"][0]["message"]

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.errors import RequestError
+from openspec.grammar.lark import lark_as_ebnf
 from openspec.grammar.patterns.automaton import Automaton
 from openspec.grammar.patterns.nodes import PatternError
 from openspec.grammar.patterns.pattern import Pattern
@@ -25,6 +26,8 @@ Format: TypeAlias = dict[str, Any]
 MAX_TEXTS = 10_000
 LENGTH_RULE = "text_of_length"
 """What `csrc/grammar` knows the rules with a budget of characters by: not for a request's own."""
+_EBNF = re.compile(r"^[^\n\"'#/:]*::=", re.MULTILINE)
+"""A rule of a grammar in EBNF."""
 ANY_OBJECT = JsonTree(Object((), (Others(None, Anything()),)), {})
 
 
@@ -144,13 +147,15 @@ def choice_format(texts: Sequence[str]) -> Format:
 
 
 def grammar_format(source: str) -> Format:
-    """A request's grammar in xgrammar's EBNF.
+    """A request's grammar, in xgrammar's EBNF or in Lark.
 
     Raises:
-        RequestError: it is empty, or has a rule of a name that lengths of schemas take.
+        RequestError: it is empty, neither of both, or has what no grammar here may have.
     """
     if not source.strip():
         raise RequestError("the grammar is empty")
+    if not _EBNF.search(source):
+        source = lark_as_ebnf(source)
     if LENGTH_RULE in source:
         raise RequestError(f"the name {LENGTH_RULE} is taken; use another")
     return {"type": "grammar", "grammar": source}
