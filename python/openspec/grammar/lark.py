@@ -12,7 +12,7 @@ import sys
 from openspec import _grammar
 from openspec.errors import RequestError
 
-DIALECTS = "a grammar is in xgrammar's EBNF (root ::= ...) or in Lark (start: ...)"
+DIALECTS = "a grammar is in EBNF (root ::= ...) or in Lark (start: ...)"
 _RULE = re.compile(r"^[?!]?\w+(\.\d+)?\s*:(?!:)", re.MULTILINE)
 _HIDDEN = re.compile(
     r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|/(?![/*])(?:[^/\\\n]|\\.)+/|//.*|#.*'
