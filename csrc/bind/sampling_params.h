@@ -76,12 +76,12 @@ struct PythonGrammar {
   std::shared_ptr<const CompiledGrammar> grammar;
 };
 
-inline SequenceParams make_sequence_params(const pybind11::object& sampling, int max_tokens,
-                                           int num_prompt_logprobs, bool reports_steps,
-                                           const std::optional<PythonGrammar>& grammar,
-                                           std::shared_ptr<GrammarTally> grammar_tally) {
+inline SequenceParams make_sequence_params(
+    const pybind11::object& sampling, int max_tokens, int num_prompt_logprobs, bool reports_steps,
+    const std::optional<PythonGrammar>& grammar,
+    const std::optional<std::shared_ptr<GrammarTally>>& tally) {
   SequenceParams params;
-  params.grammar_tally = std::move(grammar_tally);
+  if (tally) params.grammar_tally = *tally;
   if (grammar) params.grammar = grammar->grammar;
   read_fields(params, sampling, kSamplingFields);
   params.max_tokens = max_tokens;

@@ -60,6 +60,8 @@ class Grammar:
 class GrammarTally:
     """What the sequences of a request have taken for their masks, beyond what is ordinary."""
 
+    def __init__(self) -> None: ...
+
 @final
 class SequenceParams:
     """What a sequence needs on the device: sampling, stops, budget.

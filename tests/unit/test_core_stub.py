@@ -113,9 +113,11 @@ def test_every_name_is_bound_and_documented(module: ModuleType) -> None:
 @MODULES
 def test_every_member_is_as_the_stub_says(module: ModuleType) -> None:
     for stub in stub_of(module).body:
-        if not isinstance(stub, ast.ClassDef) or stub.name == "OutOfPages":
+        if not isinstance(stub, ast.ClassDef):
             continue
         owner: type = getattr(module, stub.name)
+        if issubclass(owner, Exception):
+            continue
         methods = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef)}
         fields = {
             node.target.id: one_form(ast.unparse(node.annotation))

@@ -19,7 +19,7 @@ from openspec.errors import ConfigError
 from openspec.messages import MAX_LOGPROBS
 from openspec.serve import __main__ as serve
 from openspec.serve.config import ServeConfig
-from openspec.serve.generation.context import BODIES_SHARE, MAX_PROMPT_LOGPROBS
+from openspec.serve.generation.context import BODIES_SHARE, MAX_LOGPROBS_HELD
 from openspec.serve.server.connection import MAX_CONNECTIONS
 from openspec.serve.server.run import KEEP_ALIVE_TIMEOUT_S
 from openspec.settings.command_line import parse_command_line
@@ -294,9 +294,9 @@ def test_removed_switches() -> None:
 def test_the_constants_are_those_that_are_named() -> None:
     for name, constant in {
         "max_total_body_bytes": BODIES_SHARE,
-        "max_num_prompt_logprobs": MAX_PROMPT_LOGPROBS,
+        "max_num_prompt_logprobs": MAX_LOGPROBS_HELD,
         "max_num_connections": MAX_CONNECTIONS,
-        "num_text_threads": NUM_THREADS,
+        "num_text_threads": 1 + NUM_THREADS,
         "max_failures_in_a_row": MAX_FAILURES_IN_A_ROW,
         "keep_alive_timeout_s": KEEP_ALIVE_TIMEOUT_S,
     }.items():
