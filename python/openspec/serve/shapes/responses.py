@@ -86,7 +86,7 @@ class ResponsesRequest(GenerationFields):
     input: str | Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_MESSAGES)] = ""
     instructions: str | None = None
     """Goes before everything else as a system message."""
-    max_output_tokens: Annotated[int, WHOLE, Field(ge=1, le=2**31 - 1)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
     """Capped at what the context leaves."""
     tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = (
         None
