@@ -52,6 +52,7 @@ PYBIND11_MODULE(_grammar, m) {
         return packed(data);
       },
       py::arg("vocabulary"), py::arg("json"));
+  m.def("lark_as_ebnf", &lark_as_ebnf, py::arg("lark"));
   py::class_<GrammarState>(m, "Matcher", py::module_local())
       .def(py::init([](const PythonVocabulary& vocabulary, const py::bytes& packed) {
              const std::string data = unpacked(packed);

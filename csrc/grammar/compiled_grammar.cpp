@@ -1,8 +1,11 @@
 #include "grammar/compiled_grammar.h"
 
+#include <grammar_impl.h>
+
 #include <algorithm>
 #include <cctype>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <utility>
 #include <variant>
@@ -43,6 +46,19 @@ void check_attributes(const xgrammar::Grammar& grammar) {
   }
 }
 
+std::vector<int32_t> named_tokens(const xgrammar::Grammar& grammar) {
+  std::set<int32_t> found;
+  const auto& fsm = grammar->complete_fsm;
+  for (int state = 0; state < fsm.NumStates(); ++state) {
+    for (const auto& edge : fsm.GetEdges(state)) {
+      if (!edge.IsToken()) continue;
+      const auto info = fsm.GetTokenEdgeInfo(edge.GetAuxIndex());
+      found.insert(info.TokenIds(), info.TokenIds() + info.Count());
+    }
+  }
+  return {found.begin(), found.end()};
+}
+
 }  // namespace
 
 CompiledGrammar::CompiledGrammar(std::shared_ptr<const Vocabulary> vocabulary,
@@ -54,7 +70,11 @@ CompiledGrammar::~CompiledGrammar() = default;
 template <typename Make>
 std::shared_ptr<const CompiledGrammar> CompiledGrammar::make(
     std::shared_ptr<const Vocabulary> vocabulary, const Make& make) {
-  auto library = library::checked([&] { return std::make_unique<Library>(Library{make()}); });
+  auto library = library::checked([&] {
+    auto made = std::make_unique<Library>(Library{make()});
+    made->tags = named_tokens(made->grammar.GetGrammar());
+    return made;
+  });
   return std::shared_ptr<const CompiledGrammar>(
       new CompiledGrammar(std::move(vocabulary), std::move(library)));
 }
@@ -94,5 +114,9 @@ std::string CompiledGrammar::serialize() const {
 }
 
 size_t CompiledGrammar::num_bytes() const { return library_->grammar.MemorySizeBytes(); }
+
+std::string lark_as_ebnf(const std::string& lark) {
+  return library::checked([&] { return xgrammar::Grammar::FromLark(lark).ToString(); });
+}
 
 }  // namespace openspec

@@ -47,4 +47,8 @@ class CompiledGrammar {
   mutable Spellings spellings_;
 };
 
+/// A grammar in Lark as one in EBNF, whose rule `root` is Lark's `start`. What the library refuses
+/// is a Complaint.
+std::string lark_as_ebnf(const std::string& lark);
+
 }  // namespace openspec

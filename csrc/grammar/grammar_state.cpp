@@ -156,6 +156,15 @@ void GrammarState::fill_rows(const Draft& draft, MaskRows& masks, std::span<int3
       [&] { rollback(1); });
 }
 
+bool GrammarState::may_take_tag() {
+  for (const int32_t token : grammar_->library().tags) {
+    if (!accept(token)) continue;
+    rollback(1);
+    return true;
+  }
+  return false;
+}
+
 std::vector<int32_t> GrammarState::offer(int most) {
   std::vector<int32_t> tokens;
   const auto num_known = tokens_.size();
@@ -168,7 +177,9 @@ std::vector<int32_t> GrammarState::offer(int most) {
     const std::string bytes =
         library::checked([&] { return library_->matcher.FindJumpForwardString(most_bytes); });
     std::vector<int32_t> next;
+    const bool may_be_tag = may_take_tag();
     if (!bytes.empty()) {
+      if (may_be_tag) break;  // the library counts bytes alone
       if (bytes_to_spell_.empty() && tokens.empty()) {
         bytes_to_spell_ = bytes;
         spelt_from_ = tokens_.size();
@@ -177,8 +188,9 @@ std::vector<int32_t> GrammarState::offer(int most) {
       if (next.empty()) next = vocabulary().tokenize(bytes, static_cast<int>(room));
       next.resize(std::min(next.size(), room));
     } else {
-      // Where bytes may follow and none must, several tokens are left: masks are dear.
-      if (!library_->matcher.IsCompleted()) break;
+      // Where bytes may follow and none must, several tokens are left: masks are dear. What has no
+      // bytes is the end, or a token that the grammar names.
+      if (!library_->matcher.IsCompleted() && !may_be_tag) break;
       std::vector<int32_t>& mask = library_->mask;
       mask.resize(static_cast<size_t>(vocabulary().num_mask_words()));
       fill(mask);

@@ -68,6 +68,9 @@ class GrammarState {
  private:
   struct Library;
 
+  /// Whether one of the tokens that the grammar names may be next.
+  bool may_take_tag();
+
   std::shared_ptr<const CompiledGrammar> grammar_;
   std::unique_ptr<Library> library_;
   std::vector<int32_t> tokens_;  // that the library's matcher has taken

@@ -15,8 +15,10 @@ bool Spellings::learn(const Vocabulary& vocabulary, const std::string& bytes,
   std::vector<size_t> begins;
   size_t end = 0;
   for (size_t i = 0; i < tokens.size() && end < bytes.size(); ++i) {
+    const auto& spelt = vocabulary.bytes(tokens[i]);
+    if (bytes.compare(end, spelt.size(), spelt, 0, bytes.size() - end) != 0) return true;
     begins.push_back(end);
-    end += vocabulary.bytes(tokens[i]).size();
+    end += spelt.size();
   }
   if (end < bytes.size()) return false;
   if (bytes.size() > kMostBytes) return true;

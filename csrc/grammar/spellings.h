@@ -21,7 +21,7 @@ class Spellings {
   /// Empty: not seen yet. The last token may go on after the bytes.
   std::vector<int32_t> of(const std::string& bytes) const;
   /// Tokens that were chosen where the bytes had to come, and the ends of both. Returns false until
-  /// they cover the bytes.
+  /// they cover the bytes. Others came where the grammar names a token; of those nothing is kept.
   bool learn(const Vocabulary& vocabulary, const std::string& bytes,
              std::span<const int32_t> tokens);
 

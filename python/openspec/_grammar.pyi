@@ -30,6 +30,12 @@ def compile_structural_tag(vocabulary: Vocabulary, json: str) -> bytes:
     Raises Complaint where the library refuses the grammar, and ValueError where this package does.
     """
 
+def lark_as_ebnf(lark: str) -> str:
+    """A grammar in Lark as one in EBNF, whose rule `root` is Lark's `start`.
+
+    Raises Complaint where the library refuses it.
+    """
+
 @final
 class Matcher:
     """Where one text stands in a grammar, for tests."""

@@ -214,6 +214,8 @@ class LLM:
         sampling.check(self.model_config.vocab_size)
         grammar = self._grammars.load(sampling, thinking)
         stop_strings = StopStrings(sampling.stop) if sampling.stop else None
+        form = self._grammars.form
+        has_tags = bool(grammar) or not form.tag_ids  # or else no text shows where thinking ends
         request = engine_request(
             str(self._num_requests),
             prompt,
@@ -230,8 +232,9 @@ class LLM:
                 self.tokenizer,
                 index=index,
                 eos_token_ids=self.model_config.eos_token_ids,
-                shown_token_ids=self._grammars.form.spelled_ids if grammar else (),
+                shown_token_ids=form.spelled_ids if grammar else (),
                 stop_strings=stop_strings,
+                thinking=form.span(thinking if has_tags else None),
             )
             for index, sequence in enumerate(fan_out(request))
         ]

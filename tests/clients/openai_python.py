@@ -1,5 +1,6 @@
 """openai for Python: chat, stream, tools, parsed answers, responses; argv[1] is the address."""
 
+import json
 import sys
 
 import openai
@@ -59,4 +60,34 @@ parsed = client.responses.parse(
     **{**options, "input": messages[:1]}, text_format=Sum, extra_body=off
 )
 assert isinstance(parsed.output_parsed, Sum)
+
+# A conversation by the id of its last answer, and by the ids of its items.
+question = {"role": "user", "content": "And 5 more?"}
+short = {"model": model, "max_output_tokens": 64, "temperature": 0, **{"extra_body": off}}
+first = client.responses.create(**short, input=messages)
+whole = client.responses.create(
+    **short, input=[*messages, *(item.to_dict() for item in first.output), question], store=False
+)
+by_id = client.responses.create(**short, input=[question], previous_response_id=first.id)
+references = [{"type": "item_reference", "id": item.id} for item in first.output]
+by_items = client.responses.create(**short, input=[*messages, *references, question])
+assert by_id.output_text == by_items.output_text == whole.output_text
+assert by_id.usage.input_tokens == by_items.usage.input_tokens == whole.usage.input_tokens
+try:
+    client.responses.create(**short, input=[question], previous_response_id=whole.id)
+    raise AssertionError("an answer that is not stored was found")
+except openai.NotFoundError as error:
+    assert error.param == "previous_response_id"
+
+# A call that must come beside the form of the last answer, as the Agents SDK asks for both.
+loose = {**function, "strict": False}
+parsed = client.chat.completions.create(
+    **{**chat, "max_tokens": 128},
+    tools=[{"type": "function", "function": loose}],
+    tool_choice="required",
+    parallel_tool_calls=False,
+    response_format={"type": "json_object"},
+    extra_body=off,
+)
+json.loads(parsed.choices[0].message.tool_calls[0].function.arguments)
 print("openai", openai.__version__)

@@ -320,6 +320,20 @@ def test_every_spelling_of_thinking(server: RunningServer, fields: dict, is_off:
     assert prompt_text(server).endswith("</think>\n\n") == is_off
 
 
+@pytest.mark.parametrize("field", ["both", "reasoning", "reasoning_content"])
+def test_the_name_of_the_thinking(start_server: Callable[..., RunningServer], field: str) -> None:
+    server = start_server(reasoning_field=field)
+    server.engine.script = lambda _: server.ids("<think>\nHm.\n</think>\n\nYes.<|im_end|>")
+    names = {"reasoning", "reasoning_content"}
+    expected = dict.fromkeys(names if field == "both" else [field], "Hm.")
+    message = server.chat()["choices"][0]["message"]
+    assert {name: message[name] for name in names & message.keys()} == expected
+    chunks = stream(server.client, PATH, {"messages": HI})
+    deltas = [one["choices"][0]["delta"] for one in chunks]
+    for name in names:
+        assert "".join(delta.get(name, "") for delta in deltas) == expected.get(name, "")
+
+
 def test_thinking_that_is_left_out(server: RunningServer) -> None:
     server.engine.script = lambda _: server.ids("<think>\nHm.\n</think>\n\nYes.<|im_end|>")
     message = server.chat(reasoning={"exclude": True})["choices"][0]["message"]
@@ -347,6 +361,29 @@ def test_what_other_clients_put_around_a_body(server: RunningServer, data: bytes
     headers = {"content-type": "application/json", "content-encoding": ""}
     response = server.client.post(PATH, content=data, headers=headers)
     assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_stop_strings_begin_after_the_thinking(server: RunningServer, opens: bool) -> None:
+    said = "Let me greet.\n</think>\n\nI greet you.<|im_end|>"
+    server.engine.script = lambda _: server.ids(said if opens else "\n<think>\n" + said)
+    begun = [{"role": "assistant", "content": "<think>\n"}] if opens else []
+    body = {"messages": [*HI, *begun], "continue_final_message": opens}
+    for stop, content in (["greet"], "I "), (["\n"], "I greet you."), (["</think>"], None):
+        answer = server.chat(**body, stop=stop)["choices"][0]
+        assert answer["message"]["reasoning_content"] == "Let me greet."
+        assert answer["message"]["content"] == (content or "I greet you.")
+        assert answer["stop_reason"] == ("greet" if content == "I " else None)
+    chunks = stream(server.client, PATH, {**body, "stop": ["greet"]})
+    deltas = [one["choices"][0]["delta"] for one in chunks if one["choices"]]
+    assert "".join(one.get("content") or "" for one in deltas) == "I "
+
+
+def test_stop_strings_of_an_answer_that_only_may_think(server: RunningServer) -> None:
+    server.engine.script = lambda _: server.ids("\n<b> greet<|im_end|>")
+    for stop, content in ((["<"], "\n"), (["\n"], ""), (["greet"], "\n<b> ")):
+        answer = server.chat(stop=stop)["choices"][0]
+        assert (answer["message"]["content"], answer["stop_reason"]) == (content, stop[0])
 
 
 def test_parts_of_other_apis_are_text(server: RunningServer) -> None:

@@ -148,7 +148,7 @@ def test_unknown_fields_are_ignored(server: RunningServer) -> None:
         ("n", 0),
         ("n", 129),
         ("n", True),
-        ("n", 1.0),
+        ("n", 1.5),
         ("n", "1"),
         ("max_tokens", -1),
         ("max_tokens", 0),

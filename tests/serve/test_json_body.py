@@ -28,7 +28,7 @@ from openspec.serve.shapes.chat import ChatCompletionRequest, CompletionRequest
         (b'{"\\ud800": 1, "prompt": "a"}', "lone surrogate"),
         (b'{"prompt": "\xff"}', "UTF-8"),
         (b'{"prompt": "\xed\xa0\x80"}', "UTF-8"),
-        (b'\xef\xbb\xbf{"prompt": "a"}', "not valid JSON"),
+        (b'\xef\xbb\xbf\xef\xbb\xbf{"prompt": "a"}', "not valid JSON"),
         (b'{"prompt": "a\x00b"}', "not valid JSON"),
         (b'{"prompt": "a",}', "not valid JSON"),
         (b'{"prompt": "a"} x', "not valid JSON"),

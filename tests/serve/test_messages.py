@@ -357,6 +357,14 @@ def test_an_answer_goes_on_where_it_ended(
     assert rendered(server, messages=messages).endswith(end)
 
 
+def test_stop_sequences_begin_after_the_thinking(server: RunningServer) -> None:
+    said = "<think>\nLet me greet.\n</think>\n\nI greet you.<|im_end|>"
+    server.engine.script = lambda _: server.ids(said)
+    answer = send(server, stop_sequences=["greet"])
+    assert [block["type"] for block in answer["content"]] == ["thinking", "text"]
+    assert (answer["stop_reason"], answer["content"][1]["text"]) == ("stop_sequence", "I ")
+
+
 def test_what_a_tool_choice_lacks_is_said_in_this_api_s_words(server: RunningServer) -> None:
     for choice, words in (({"type": "any"}, "needs tools"), ({"type": "tool"}, "name of a tool")):
         body = {"messages": HI, "max_tokens": 1, "tool_choice": choice}

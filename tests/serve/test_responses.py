@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable
 
+import httpx
 import pytest
 
 from tests.serve.conftest import MODEL_NAME, RunningServer
@@ -87,7 +88,7 @@ def test_every_kind_of_item_in_order(server: RunningServer) -> None:
     assert {item.status for item in answer.output} == {"completed"}
     assert answer.status == "completed" and answer.error is None
     assert (answer.metadata, answer.model_extra["seed"]) == ({"a": "b"}, 7)
-    assert answer.model_extra["store"] is False and answer.instructions == "be kind"
+    assert answer.model_extra["store"] is True and answer.instructions == "be kind"
     num_thinking = len(server.ids("<think>\nLet me see.\n</think>"))
     assert answer.usage.output_tokens_details.reasoning_tokens == num_thinking
     assert [tool.name for tool in answer.tools] == ["add"]
@@ -217,7 +218,6 @@ def test_what_agents_send(server: RunningServer, caplog: pytest.LogCaptureFixtur
     assert '"add"' in prompt_text(server) and "patch" not in prompt_text(server)
     noted = [record.getMessage() for record in caplog.records]
     assert len(noted) == 3 and "'custom' are skipped" in noted[0]
-    assert respond(server, store=True, max_output_tokens=1)["store"] is False
 
 
 def test_tool_options(server: RunningServer) -> None:
@@ -245,7 +245,6 @@ def item(**fields: object) -> list[dict]:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("previous_response_id", "resp-1"),
         ("background", True),
         ("conversation", "c"),
         ("prompt", {"id": "p"}),
@@ -270,7 +269,7 @@ def item(**fields: object) -> list[dict]:
         ("input", item(type="message", role="user", content=[{"type": "input_image"}])),
         ("input", item(type="message", role="user")),
         ("input", item(type="message", content="x")),
-        ("input", item(type="item_reference", id="x")),
+        ("input", item(type="item_reference")),
         ("input", item(type="computer_call")),
         ("input", item(type="function_call", call_id="1")),
         ("input", item(type="function_call_output", call_id="1")),
@@ -324,3 +323,84 @@ def test_a_call_that_is_cut_is_never_announced_as_completed(
     assert [one["status"] for one in respond(server, **body)["output"]] == [
         item["status"] for item in done
     ]
+
+
+def test_a_response_goes_on_from_another(server: RunningServer) -> None:
+    server.engine.script = lambda _: server.ids(EVERYTHING)
+    first = respond(server, tools=TOOLS, instructions="Be kind.")
+    calls = [item for item in first["output"] if item["type"] == "function_call"]
+    results = [
+        {"type": "function_call_output", "call_id": call["call_id"], "output": "2"}
+        for call in calls
+    ]
+    second = respond(server, tools=TOOLS, input=results, previous_response_id=first["id"])
+    assert second["previous_response_id"] == first["id"]
+    by_id = prompt_text(server)
+    assert "Be kind." not in by_id
+    whole = [{"role": "user", "content": "hi"}, *first["output"], *results]
+    respond(server, tools=TOOLS, input=whole, store=False)
+    assert prompt_text(server) == by_id
+    respond(server, tools=TOOLS, input="And now?", previous_response_id=second["id"])
+    last = prompt_text(server)
+    more = {"role": "user", "content": "And now?"}
+    respond(server, tools=TOOLS, input=[*whole, *second["output"], more], store=False)
+    assert prompt_text(server) == last
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_items_are_found_by_their_ids(server: RunningServer, streams: bool) -> None:
+    server.engine.script = lambda _: server.ids(EVERYTHING)
+    body = {"tools": TOOLS}
+    first = events_of(server, **body)[-1]["response"] if streams else respond(server, **body)
+    assert first["store"] is True and len(first["output"]) == 4
+    references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+    user = {"role": "user", "content": "hi"}
+    respond(server, tools=TOOLS, input=[user, *references, user])
+    by_id = prompt_text(server)
+    respond(server, tools=TOOLS, input=[user, *({"id": one["id"]} for one in references), user])
+    assert prompt_text(server) == by_id
+    respond(server, tools=TOOLS, input=[user, *first["output"], user])
+    assert prompt_text(server) == by_id and "I add." in by_id
+
+
+def test_what_is_not_kept_is_told_with_the_remedy(server: RunningServer) -> None:
+    unkept = respond(server, store=False, max_output_tokens=2)
+    assert unkept["store"] is False
+    kept = respond(server, max_output_tokens=2)
+    for response_id, item_id in (("resp-x", "msg_x"), (unkept["id"], unkept["output"][0]["id"])):
+        error = server.error(PATH, 404, input="hi", previous_response_id=response_id)
+        assert error["param"] == "previous_response_id" and "as input" in error["message"]
+        error = server.error(PATH, 404, input=[{"type": "item_reference", "id": item_id}])
+        assert error["param"] == "input" and "store = false" in error["message"]
+    reference = [{"type": "item_reference", "id": kept["output"][0]["id"]}]
+    respond(server, input=reference, max_output_tokens=1)
+    assert server.client.post("/flush_cache").status_code == 200
+    server.error(PATH, 404, input=reference)
+    server.error(PATH, 404, input="hi", previous_response_id=kept["id"])
+    assert server.context.responses.num_bytes == 0
+
+
+def test_responses_are_kept_for_the_key_that_asked(
+    start_server: Callable[..., RunningServer],
+) -> None:
+    server = start_server(api_key=["one", "two"])
+
+    def asked(key: str, **body: object) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"}
+        body = {"input": "hi", "max_output_tokens": 2, **body}
+        return server.client.post(PATH, json=body, headers=headers)
+
+    first = asked("one").json()
+    reference = [{"type": "item_reference", "id": first["output"][0]["id"]}]
+    for key, status in (("one", 200), ("two", 404)):
+        assert asked(key, previous_response_id=first["id"]).status_code == status
+        assert asked(key, input=reference).status_code == status
+
+
+def test_a_kept_conversation_is_as_large_as_a_body(
+    start_server: Callable[..., RunningServer],
+) -> None:
+    server = start_server(max_body_bytes=1024)
+    first = respond(server, input="x" * 600, max_output_tokens=2)
+    error = server.error(PATH, input="y" * 600, previous_response_id=first["id"])
+    assert "a request may have 1024" in error["message"]

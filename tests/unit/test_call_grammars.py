@@ -399,3 +399,29 @@ def test_what_coder_calls_cannot_write_is_free_for_lenient_tools() -> None:
     with pytest.raises(RequestError, match="parameter's name"):
         answer_format(asked())
     assert answer_format(asked(lenient=True)) == answer_format(asked(free=True))
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", None])
+@pytest.mark.parametrize("thinking", [True, False])
+def test_a_tag_that_is_a_token_is_never_spelled_out(choice: str | None, thinking: bool) -> None:
+    content = None if choice == "required" else CONTENT
+    wanted = demand(content, choice, thinking)
+    assert wanted is not None and wanted.tags.keys() >= {"<think>", "</think>", "<tool_call>"}
+    data = compiled(answer_format(wanted))
+    calls = '<tool_call>\n{"name": "now", "arguments": {"a": 1}}\n</tool_call>' if choice else ""
+    after = "" if choice == "required" else '{"a": 1}'
+    parts = ["" if thinking else "<think>", "\nHm.\n", "</think>", "\n\n", calls, after]
+
+    def fits(spelled: str | None) -> bool:
+        """Whether the answer fits in which this tag is written letter by letter."""
+        ids: list[int] = []
+        for piece in re.split("(</?think>|</?tool_call>)", "".join(parts)):
+            for text in piece if piece == spelled else [piece]:
+                ids += tokenizer().encode(text, parse_special=True)
+        matcher = _grammar.Matcher(vocabulary(), data)
+        return all(map(matcher.accept, ids)) and matcher.accept(4074)
+
+    assert fits(None)
+    for tag in wanted.tags:
+        if tag in "".join(parts):
+            assert not fits(tag), tag

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from openspec.text.parsers.reasoning import ReasoningSplitter, held_back
+from openspec.text.parsers.reasoning import ReasoningSplitter, ThinkingSpan, held_back
 
 
 def cuts(text: str, rng: random.Random) -> list[str]:
@@ -81,3 +81,29 @@ def test_what_a_limit_leaves_of_tags_is_no_text(is_open: bool) -> None:
 def test_the_second_opening_tag_alone_is_dropped() -> None:
     splitter = ReasoningSplitter()
     assert splitter.push("<think>\n<think>\na <think> b</think>c") == ("a <think> b", "c")
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "is_assumed", "size"),
+    [
+        ("a</think>b", None, False, 0),
+        ("a</think>b", False, False, 0),
+        ("a</think>b", False, True, 9),
+        ("a</think>b", True, False, 9),
+        ("\n<think>a</think>\n\nb</think>", False, False, 19),
+        ("<think>\na b", False, False, 11),
+        ("\n b", False, False, 0),
+    ],
+)
+def test_how_far_thinking_goes(
+    text: str, thinking: bool | None, is_assumed: bool, size: int
+) -> None:
+    for seed in range(30):
+        span, held, found = ThinkingSpan(thinking, is_assumed), "", 0
+        for piece in cuts(text, random.Random(seed)):
+            if span.is_over:
+                break
+            num = span.push(held + piece)
+            held = held + piece if num is None else ""
+            found += num or 0
+        assert found == size

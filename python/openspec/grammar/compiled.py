@@ -10,6 +10,7 @@ from collections.abc import Callable
 from openspec import _grammar
 from openspec.errors import RequestError
 from openspec.grammar.formats import Format
+from openspec.grammar.lark import DIALECTS
 from openspec.grammar.rules.json_rules import compile_format
 from openspec.grammar.rules.lengths import chars_behind_quote
 from openspec.grammar.worker import Start
@@ -45,5 +46,5 @@ def _in_words(message: str) -> str:
     if found := _UNKNOWN_RULE.search(message):
         return f"the rule {found[1]} is not defined"
     if found := _PLACE.search(message):
-        return f"it is no valid EBNF {found[0]}"
+        return f"it is no valid EBNF {found[0]}; {DIALECTS}"
     return "it is not valid, or allows no text"

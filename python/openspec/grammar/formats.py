@@ -7,10 +7,12 @@ What a request asks for raises a RequestError in words about its content, withou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from openspec.errors import RequestError
+from openspec.grammar.lark import lark_as_ebnf
 from openspec.grammar.patterns.automaton import Automaton
 from openspec.grammar.patterns.nodes import PatternError
 from openspec.grammar.patterns.pattern import Pattern
@@ -21,6 +23,8 @@ Format: TypeAlias = dict[str, Any]
 MAX_TEXTS = 10_000
 LENGTH_RULE = "text_of_length"
 """What `csrc/grammar` knows the rules with a budget of characters by: not for a request's own."""
+_EBNF = re.compile(r"^[^\n\"'#/:]*::=", re.MULTILINE)
+"""A rule of a grammar in EBNF."""
 ANY_OBJECT = JsonTree(Object((), (Others(None, Anything()),)), {})
 
 
@@ -69,6 +73,33 @@ def any_number(content: Format) -> Format:
     return {"type": "star", "content": content}
 
 
+def with_tokens(format: Format, tokens: Mapping[str, int]) -> Format:
+    """A format in which each of these texts is the token of that id alone, never spelled out.
+
+    Only exact texts, and the ends of tags, are looked into.
+    """
+    if not tokens:
+        return format
+    kind = format["type"]
+    if kind == "const_string":
+        cut = re.split(f"({'|'.join(map(re.escape, tokens))})", format["value"])
+        parts = [
+            {"type": "token", "token": tokens[part]} if part in tokens else text(part)
+            for part in cut
+            if part
+        ]
+        return sequence(*parts) if parts else format
+    if kind == "tag" and any(one in format["begin"] + format["end"] for one in tokens):
+        begin, end = (with_tokens(text(format[key]), tokens) for key in ("begin", "end"))
+        return sequence(begin, with_tokens(format["content"], tokens), end)
+    result = dict(format)
+    if "elements" in format:
+        result["elements"] = [with_tokens(one, tokens) for one in format["elements"]]
+    if "content" in format:
+        result["content"] = with_tokens(format["content"], tokens)
+    return result
+
+
 def tag(begin: str, content: Format, end: str) -> Format:
     """Content between two texts."""
     return {"type": "tag", "begin": begin, "content": content, "end": end}
@@ -101,13 +132,15 @@ def choice_format(texts: Sequence[str]) -> Format:
 
 
 def grammar_format(source: str) -> Format:
-    """A request's grammar in xgrammar's EBNF.
+    """A request's grammar, in xgrammar's EBNF or in Lark.
 
     Raises:
-        RequestError: it is empty, or has a rule of a name that lengths of schemas take.
+        RequestError: it is empty, neither of both, or has what no grammar here may have.
     """
     if not source.strip():
         raise RequestError("the grammar is empty")
+    if not _EBNF.search(source):
+        source = lark_as_ebnf(source)
     if LENGTH_RULE in source:
         raise RequestError(f"the name {LENGTH_RULE} is taken; use another")
     return {"type": "grammar", "grammar": source}

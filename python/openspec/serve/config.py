@@ -51,6 +51,9 @@ class ServeConfig:
     """Form of the model's thinking, which answers carry apart from their text. qwen3: between
     <think> and </think>; deepseek_r1: the same, and an answer begins with it even where its first
     tag is missing. auto: deepseek_r1 for templates of DeepSeek's, else qwen3."""
+    reasoning_field: Literal["both", "reasoning", "reasoning_content"] = "both"
+    """Name of the thinking in answers of /v1/chat/completions. Clients read one or the other; one
+    that reads both shows it twice."""
     max_num_queued_reqs: int | None = number(1024, 0, 1 << 20)
     """Sequences that may wait beyond max_num_seqs; further requests get 503 and Retry-After."""
     max_num_queued_tokens: int | None = number(4 * 1024 * 1024, 0, 1 << 32)

@@ -20,6 +20,7 @@ from openspec.messages import (
 from openspec.step_detail import StepDetail, steps_of
 from openspec.text.detokenizer import IncrementalDetokenizer
 from openspec.text.logprobs import LogprobRows, PositionLogprobs
+from openspec.text.parsers.reasoning import ThinkingSpan
 from openspec.text.stop_strings import StopStrings
 from openspec.text.tokenizer import Tokenizer
 
@@ -127,15 +128,16 @@ class RequestOutputProcessor:
         eos_token_ids: Collection[int] = (),
         shown_token_ids: Collection[int] = (),
         stop_strings: StopStrings | None = None,
+        thinking: ThinkingSpan | None = None,
         arrival_time: float | None = None,
         keeps_details: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`stop_strings` may be given to share one automaton between the sequences of a request.
 
-        `shown_token_ids` are special tokens that the text has even where it skips special ones.
-        Without `keeps_details` only the deltas have steps and log-probabilities: those of a long
-        answer are many objects.
+        Stop strings begin after `thinking`. `shown_token_ids` are special tokens that the text has
+        even where it skips special ones. Without `keeps_details` only the deltas have steps and
+        log-probabilities: those of a long answer are many objects.
         """
         self.request = request
         self.index = index
@@ -144,6 +146,7 @@ class RequestOutputProcessor:
         self._tokenizer = tokenizer
         self._params = request.sampling
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._thinking = thinking
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, self._params.skip_special_tokens, shown_token_ids
         )
@@ -339,14 +342,23 @@ class RequestOutputProcessor:
         self._num_chars += len(piece)
         if self._stop is None:
             return piece, None
+        begin = 0  # of the text that may stop the answer
+        if self._thinking is not None and not self._thinking.is_over:
+            piece, self._held = self._held + piece, ""
+            num_thinking = self._thinking.push(piece)
+            if num_thinking is None:
+                self._held = piece
+                return "", None
+            begin = num_thinking
         # Before min_tokens are out nothing stops the text, but what is there may begin a stop.
         is_deaf = len(self._token_ids) <= self._params.min_tokens
         self._stop_state, match = self._stop.advance(
-            self._stop_state, piece, len(piece) if is_deaf else 0
+            self._stop_state, piece[begin:], len(piece) if is_deaf else 0
         )
         text = self._held + piece
         if match is not None:
             keep = match.end if self._params.include_stop_str_in_output else match.begin
+            keep += begin
             text = text[: len(self._held) + keep]
             self._held = ""
             return text, match.text

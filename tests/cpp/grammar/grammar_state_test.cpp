@@ -139,6 +139,28 @@ TEST(offers_are_the_longest_tokens_that_fit) {
   CHECK_EQ(state.offer(8), (Ids{kEnd}));
 }
 
+TEST(a_token_that_a_grammar_names_is_offered) {
+  const auto grammar = CompiledGrammar::structural_tag(
+      vocabulary(), R"({"type": "structural_tag", "format": {"type": "sequence", "elements": [
+        {"type": "token", "token": 27}, {"type": "const_string", "value": "xy"},
+        {"type": "token", "token": 27}]}})");
+  GrammarState state(grammar);
+  CHECK_EQ(allowed(state), (Ids{kAb}));
+  CHECK_EQ(state.offer(8), (Ids{kAb, letter('x'), letter('y'), kAb, kEnd}));
+  CHECK(!state.accept(letter('a')));
+}
+
+TEST(a_token_beside_bytes_is_a_choice) {
+  const auto grammar = CompiledGrammar::structural_tag(
+      vocabulary(), R"({"type": "structural_tag", "format": {"type": "sequence", "elements": [
+        {"type": "optional", "content": {"type": "token", "token": 27}},
+        {"type": "const_string", "value": "xy"}]}})");
+  GrammarState state(grammar);
+  CHECK_EQ(state.offer(8), Ids{});
+  state.sync(Ids{kAb});
+  CHECK_EQ(state.offer(8), (Ids{letter('x'), letter('y'), kEnd}));
+}
+
 TEST(offers_are_spelt_as_the_model_did_last) {
   const auto grammar = regex("x(abab(x|y))*");
   GrammarState state(grammar), other(grammar);

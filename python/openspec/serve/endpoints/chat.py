@@ -53,6 +53,9 @@ class _Answer(ChunkedAnswer):
         self._request = body
         excludes = body.reasoning is not None and body.reasoning.exclude
         self._shows_reasoning = body.include_reasoning is not False and not excludes
+        field = context.config.reasoning_field
+        names = ("reasoning_content", "reasoning")
+        self._reasoning_fields = names if field == "both" else (field,)
         self._parsers = [chat.parser(context) for _ in chat.job.processors]
 
     def whole(self) -> wire.ChatCompletion:
@@ -107,9 +110,9 @@ class _Answer(ChunkedAnswer):
         reasoning = delta.reasoning or None if self._shows_reasoning else None
         message = wire.AssistantMessage(
             content=delta.content if delta.content or not delta.calls else None,
-            reasoning_content=reasoning,
-            reasoning=reasoning,
         )
+        for name in self._reasoning_fields:
+            setattr(message, name, reasoning)
         if delta.calls:
             message.tool_calls = [
                 msgspec.structs.replace(call, index=UNSET) for call in delta.calls
@@ -138,7 +141,8 @@ class _Answer(ChunkedAnswer):
         if added.content:
             out.content = added.content
         if added.reasoning and self._shows_reasoning:
-            out.reasoning_content = out.reasoning = added.reasoning
+            for name in self._reasoning_fields:
+                setattr(out, name, added.reasoning)
         if added.calls:
             out.tool_calls = added.calls
         wants_tokens = (

@@ -311,10 +311,11 @@ async def abort_request(context: ServerContext, request: Request) -> Response:
 
 
 async def flush_cache(context: ServerContext, request: Request) -> Response:
-    """Forgets all cached prefixes."""
+    """Forgets all cached prefixes, and the responses that are kept."""
     _check_admin(context, request)
+    context.responses.clear()
     await context.engine.reset_prefix_cache()
-    return json_response({"message": "The prefix cache is empty."})
+    return json_response({"message": "The prefix cache is empty, and no response is kept."})
 
 
 def _check_admin(context: ServerContext, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""POST /v1/responses: a chat in the form of OpenAI's newer API. Nothing is stored."""
+"""POST /v1/responses: a chat in the form of OpenAI's newer API."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openspec.errors import RequestError
 from openspec.serve.generation.answer import Answer
-from openspec.serve.generation.body import received_request
+from openspec.serve.generation.body import Arrival, received_request
 from openspec.serve.generation.chat_prompt import ChatJob, chat_job
 from openspec.serve.generation.context import ServerContext
 from openspec.serve.shapes.response_items import OutputWriter, ResponseObject, ResponseUsage
-from openspec.serve.shapes.responses import ResponsesRequest, as_chat, check, skipped_types
+from openspec.serve.shapes.responses import (
+    ResponsesRequest,
+    add_kept,
+    as_chat,
+    as_items,
+    check,
+    referred_items,
+    skipped_types,
+)
 from openspec.serve.shapes.wire import encode, json_response, sanitise, to_api_error
 from openspec.text.outputs import OutputDelta, RequestOutputProcessor
 
@@ -28,6 +37,10 @@ async def create_response(context: ServerContext, request: Request) -> Response:
             )
         pool, num_bytes = context.text_pool, arrival.num_bytes
         echo = await pool.run(num_bytes, lambda: _Echo.of(body))
+        await _add_kept(context, arrival, body)
+        items: list[bytes] = []
+        if body.store is not False:
+            items = await pool.run(num_bytes, lambda: as_items(body))
         chat_request = await pool.run(num_bytes, lambda: as_chat(body))
         chat = await chat_job(
             context,
@@ -40,7 +53,29 @@ async def create_response(context: ServerContext, request: Request) -> Response:
             param="input",
             format_param="text.format",
         )
+    if body.store is not False:
+        context.responses.begin(arrival.owner, chat.job.request_id, items)
     return await _Answer(context, body, chat, echo).respond(request)
+
+
+async def _add_kept(context: ServerContext, arrival: Arrival, body: ResponsesRequest) -> None:
+    """Puts what the request refers to into its input.
+
+    Raises:
+        ApiError: 404, something of it is not kept.
+        RequestError: the conversation is larger than a body may be.
+    """
+    kept, owner, previous = context.responses, arrival.owner, body.previous_response_id
+    earlier = [] if previous is None else kept.conversation(owner, previous)
+    known = {item_id: kept.item(owner, item_id) for item_id in referred_items(body)}
+    num_bytes = arrival.num_bytes + sum(map(len, (*earlier, *known.values())))
+    if num_bytes > context.config.max_body_bytes:
+        raise RequestError(
+            f"The conversation has {num_bytes} bytes; a request may have "
+            f"{context.config.max_body_bytes}.",
+            "input",
+        )
+    await context.text_pool.run(num_bytes, lambda: add_kept(body, earlier, known))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +120,7 @@ class _Answer(Answer):
         super().__init__(context, body, chat.job)
         self._request, self._echo = body, echo
         self.num_echo_bytes = echo.num_bytes
+        self._keeps = body.store is not False
         self._writer = OutputWriter(chat.job.request_id.partition("-")[2])
         self._parser = chat.parser(context)
 
@@ -142,6 +178,9 @@ class _Answer(Answer):
             usage.total_tokens,
         )
         response.metrics = self.metrics()
+        if self._keeps:
+            output = {item.id: encode(item) for item in self._writer.items}
+            self.context.responses.finish(response.id, output)
         return response, closing
 
     def _response(self) -> ResponseObject:
@@ -155,6 +194,8 @@ class _Answer(Answer):
             metadata=echo.metadata,
             model=self.context.model_name,
             parallel_tool_calls=body.parallel_tool_calls is not False,
+            previous_response_id=body.previous_response_id,
+            store=self._keeps,
             reasoning={"effort": reasoning.effort if reasoning else None, "summary": None},
             seed=body.seed,
             temperature=sampling.temperature,

@@ -260,7 +260,6 @@ _UNSUPPORTED_BY_MODEL = {
         **_fields("top_logprobs", 0),
         **_fields("truncation", "disabled"),
         **_fields("enable_thinking think thinking"),
-        **_fields("chat_template_kwargs", {}),
     },
     MessagesRequest: {
         **_fields("container output_format"),

@@ -135,7 +135,7 @@ async def chat_job(
     prompts = [Prompt(token_ids, None)]
     job = await pool.run(
         job_size(prompts, sampling),
-        lambda: Job(context, kind, arrival, prompts, body, sampling, shown, grammar),
+        lambda: Job(context, kind, arrival, prompts, body, sampling, shown, grammar, chat.thinking),
     )
     return ChatJob(
         job, chat.thinking, types, 1 if chat_request.parallel_tool_calls is False else None

@@ -23,6 +23,7 @@ from openspec.grammar.compiler import GrammarLimits
 from openspec.messages import MAX_ALLOWED_IDS_OF_ALL, EngineStats
 from openspec.serve.config import ServeConfig
 from openspec.serve.generation.grammars import GrammarStore
+from openspec.serve.generation.kept_responses import KeptResponses
 from openspec.serve.generation.metrics import ServerMetrics
 from openspec.serve.shapes.wire import FAILURES, ApiError, overloaded
 from openspec.text.parsers.message import AnswerForm
@@ -209,6 +210,7 @@ class ServerContext:
     logprobs: Budget = field(init=False)
     allowed_ids: Budget = field(init=False)
     grammars: GrammarStore = field(init=False)
+    responses: KeptResponses = field(default_factory=KeptResponses)
     created: int = field(default_factory=lambda: int(time.time()))
     _notes: set[str] = field(default_factory=set)
     num_sequences: int = 0

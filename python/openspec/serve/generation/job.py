@@ -58,8 +58,12 @@ class Job:
         sampling: SamplingParams,
         shown_token_ids: Collection[int] = (),
         grammar: CompiledGrammar | None = None,
+        thinking: bool | None = None,
     ) -> None:
-        """`kind` begins the answer's id; `shown_token_ids` as in `RequestOutputProcessor`."""
+        """`kind` begins the answer's id; `shown_token_ids` as in `RequestOutputProcessor`.
+
+        `thinking` as in `MessageParser`.
+        """
         if grammar is not None:
             # What the grammar has spelled is shown, or its text would be another.
             shown_token_ids = {*shown_token_ids, *context.answer_form.spelled_ids}
@@ -106,6 +110,7 @@ class Job:
                     eos_token_ids=context.model.eos_token_ids,
                     shown_token_ids=shown_token_ids,
                     stop_strings=stops,
+                    thinking=context.answer_form.span(thinking),
                     arrival_time=arrival.time,
                     keeps_details=not body.stream,
                 )

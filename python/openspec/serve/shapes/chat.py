@@ -53,7 +53,7 @@ class SpeculativeField(Model):
     enabled: bool | None = None
     method: Annotated[str, Field(max_length=64)] | None = None
     """The server's method, or "none"."""
-    num_speculative_tokens: Annotated[int, WHOLE, Field(ge=0, le=1024)] | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=1024), WHOLE] | None = None
     """At most this many draft tokens per step; the server's setting caps it."""
     detailed: bool | None = None
     """Report every step of each choice in its `steps`."""
@@ -65,11 +65,11 @@ class GenerationFields(Model):
     model_config = ConfigDict(extra="allow")
 
     model: Annotated[str, Field(max_length=1024)] | None = None
-    n: Annotated[int, WHOLE, Field(ge=1, le=MAX_N)] | None = None
-    seed: Annotated[int, WHOLE, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_N), WHOLE] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: Annotated[int, WHOLE, Field(ge=-1, le=2**31 - 1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -79,7 +79,7 @@ class GenerationFields(Model):
     allowed_token_ids: TokenIds | None = None
     bad_words: Annotated[list[str], Field(fail_fast=True)] | None = None
     """Texts that the answer does not spell."""
-    min_tokens: Annotated[int, WHOLE, Field(ge=0, le=2**31 - 1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
@@ -87,15 +87,15 @@ class GenerationFields(Model):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     """Accepted; byte-level vocabularies put no spaces there."""
-    prompt_logprobs: Annotated[int, WHOLE, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     logprobs_mode: Literal["raw", "processed", "raw_logprobs", "processed_logprobs"] | None = None
     """Of the model's own distribution (raw), or of the one the token was drawn from."""
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """Tokens in logprobs are written `token_id:N`."""
-    truncate_prompt_tokens: Annotated[int, WHOLE, Field(ge=-1, le=2**31 - 1)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = None
     """Keep only the last so many prompt tokens; -1: as many as the context holds."""
-    priority: Annotated[int, WHOLE, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = None
     """Lower runs first."""
     cache_salt: Annotated[str, Field(max_length=1024)] | None = None
     """Requests share cached prefixes only with requests of the same salt."""
@@ -149,11 +149,11 @@ class CompletionRequest(GenerationFields):
         ]
     )
     """Text, several texts, token ids, or several lists of token ids."""
-    max_tokens: Annotated[int, WHOLE, Field(ge=0, le=2**31 - 1)] | None = 16
+    max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = 16
     """Capped at what the context leaves; 0 only together with `echo`."""
     echo: bool | None = None
-    logprobs: Annotated[int, WHOLE, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    best_of: Annotated[int, WHOLE, Field(ge=1, le=MAX_N)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_N), WHOLE] | None = None
     """Must equal `n`."""
     suffix: str | None = None
     """Not supported."""
@@ -257,7 +257,7 @@ class ThinkingField(Model):
     """`thinking` as Anthropic's, DeepSeek's and Zhipu's APIs have it."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, WHOLE, Field(ge=0)] | None = None
+    budget_tokens: Annotated[int, Field(ge=0), WHOLE] | None = None
     """Accepted without effect: `max_tokens` bounds thinking and text together."""
 
 
@@ -274,11 +274,11 @@ class ChatCompletionRequest(ChatFields, GenerationFields):
     """POST /v1/chat/completions."""
 
     messages: Messages
-    max_tokens: Annotated[int, WHOLE, Field(ge=1, le=2**31 - 1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
     """Older name of `max_completion_tokens`. Default: what the context leaves."""
-    max_completion_tokens: Annotated[int, WHOLE, Field(ge=1, le=2**31 - 1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, WHOLE, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
     echo: bool | None = None
     """Not supported for chat."""
     tool_choice: str | dict[str, object] | None = None

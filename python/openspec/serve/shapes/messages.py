@@ -110,7 +110,7 @@ class CountTokensRequest(MessagesFields):
 class MessagesRequest(MessagesFields, GenerationFields):
     """POST /v1/messages."""
 
-    max_tokens: Annotated[int, WHOLE, Field(ge=1, le=2**31 - 1)]
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
     """Capped at what the context leaves."""
     stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
 

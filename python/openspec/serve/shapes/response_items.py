@@ -62,11 +62,11 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     model: str
     output: list[Item] = []
     parallel_tool_calls: bool
-    previous_response_id: None = None
+    previous_response_id: str | None
     reasoning: dict[str, str | None]
     seed: int | None
     service_tier: str = "default"
-    store: bool = False
+    store: bool
     temperature: float
     text: msgspec.Raw
     tool_choice: msgspec.Raw

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
@@ -31,9 +32,13 @@ _TEXT_PARTS = (*TEXT_PARTS, "reasoning_text", "summary_text")
 
 
 class InputItem(Model):
-    """A message, a call of a function, its result, or the reasoning of an earlier answer."""
+    """A message, a call of a function, its result, or the reasoning of an earlier answer.
+
+    Or the `id` of such an item of an answer that is kept.
+    """
 
     type: str | None = None
+    id: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: Content | None = None
     summary: Annotated[list[TextPart], Field(fail_fast=True)] | None = None
@@ -76,12 +81,12 @@ class TextOptions(Model):
 
 
 class ResponsesRequest(GenerationFields):
-    """POST /v1/responses. Nothing is stored: the whole conversation comes with each request."""
+    """POST /v1/responses."""
 
     input: str | Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_MESSAGES)] = ""
     instructions: str | None = None
     """Goes before everything else as a system message."""
-    max_output_tokens: Annotated[int, WHOLE, Field(ge=1, le=2**31 - 1)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
     """Capped at what the context leaves."""
     tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = (
         None
@@ -92,12 +97,14 @@ class ResponsesRequest(GenerationFields):
     """False keeps only the first call."""
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    """As in chats."""
     store: bool | None = None
-    """Accepted; the answer says false."""
+    """False: later requests cannot refer to the answer."""
     metadata: dict[str, str] | None = None
     include: list[str] | None = None
     previous_response_id: str | None = None
-    """Not supported."""
+    """An answer that is kept: its conversation goes before the input."""
     background: bool | None = None
     """Not supported."""
 
@@ -112,12 +119,6 @@ def check(body: ResponsesRequest) -> None:
     Raises:
         RequestError: naming the field.
     """
-    if body.previous_response_id is not None:
-        raise RequestError(
-            "previous_response_id is not supported: this server stores no responses; send the "
-            "whole conversation as input.",
-            "previous_response_id",
-        )
     if body.background:
         raise RequestError("background is not supported.", "background")
     refuse_choices(body, "responses")
@@ -147,6 +148,45 @@ def refuse_choices(body: GenerationFields, what: str) -> None:
             raise RequestError(f"{name} is not supported for {what}.", name)
 
 
+def referred_items(body: ResponsesRequest) -> list[str]:
+    """The ids of the items that the input only refers to."""
+    items = () if isinstance(body.input, str) else body.input
+    return [item.id for item in items if _is_reference(item) and item.id is not None]
+
+
+def add_kept(body: ResponsesRequest, earlier: Sequence[bytes], known: Mapping[str, bytes]) -> None:
+    """Makes the input the whole conversation: items in JSON for what it refers to.
+
+    `earlier` are those before it, `known` has those that it refers to by their ids.
+
+    Raises:
+        RequestError: too many items.
+    """
+    given = body.input
+    items = [InputItem(role="user", content=given)] if isinstance(given, str) else given
+    whole = [InputItem.model_validate_json(item) for item in earlier]
+    for item in items:
+        if _is_reference(item):
+            if item.id is None:
+                raise RequestError("input: an item without content needs an id.", "input")
+            item = InputItem.model_validate_json(known[item.id])
+        whole.append(item)
+    if len(whole) > MAX_MESSAGES:
+        raise RequestError(f"input: the conversation has over {MAX_MESSAGES} items.", "input")
+    body.input = whole
+
+
+def as_items(body: ResponsesRequest) -> list[bytes]:
+    """The items of an input that `add_kept` made, each as JSON."""
+    items = () if isinstance(body.input, str) else body.input
+    return [item.model_dump_json(exclude_none=True).encode() for item in items]
+
+
+def _is_reference(item: InputItem) -> bool:
+    is_bare = item.type is None and item.role is None and item.content is None
+    return item.type == "item_reference" or is_bare
+
+
 def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
     """The conversation of a Responses request as a chat request.
 
@@ -161,6 +201,7 @@ def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_response_format(body.text.format if body.text is not None else None),
         reasoning_effort=effort,
+        chat_template_kwargs=body.chat_template_kwargs,
     )
 
 
@@ -229,7 +270,7 @@ def _messages(body: ResponsesRequest) -> list[ChatMessage]:
         else:
             raise RequestError(
                 f"input: items of type {kind[:64]!r} are not supported, only messages, reasoning, "
-                "function_call and function_call_output.",
+                "function_call, function_call_output and item_reference.",
                 "input",
             )
         is_begin = is_begin and parts[-1].role == "system"

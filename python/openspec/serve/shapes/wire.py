@@ -248,8 +248,8 @@ class AssistantMessage(msgspec.Struct, kw_only=True):
 
     role: str = "assistant"
     content: str | None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
+    reasoning_content: str | UnsetType | None = UNSET
+    reasoning: str | UnsetType | None = UNSET
     """`reasoning_content` under the name that newer clients read."""
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
     refusal: None = None

@@ -26,6 +26,7 @@ from openspec.grammar.formats import (
     regex_format,
     sequence,
     text,
+    with_tokens,
 )
 from openspec.grammar.schemas.constraints import Budget
 from openspec.grammar.schemas.schema import enforceable
@@ -115,23 +116,24 @@ def _with_calls(
 ) -> Format:
     shape = {"has_names": demand.names_calls, "parallel": calls.parallel}
     if not calls.must_come and content is None:
-        return text_or_calls_format(demand.form, rules, **shape)
-    body = calls_format(demand.form, rules, **shape)
+        free = text_or_calls_format(demand.form, rules, **shape)
+        return with_tokens(free, demand.tags)
+    body = with_tokens(calls_format(demand.form, rules, **shape), demand.tags)
     if content is None:
         return body
     return choice(content, sequence(body, optional(sequence(pattern(GAP), content))))
 
 
 def _after_thinking(demand: Demand, body: Format) -> Format:
-    rest = sequence(any_text([THINK_CLOSE]), text(THINK_CLOSE), pattern(GAP))
+    opening, closing = (with_tokens(text(tag), demand.tags) for tag in (THINK_OPEN, THINK_CLOSE))
+    rest = sequence(any_text([THINK_CLOSE]), closing, pattern(GAP))
     if demand.thinking is None or not (demand.thinking or demand.may_think):
         return body
     if demand.thinking:
         return sequence(rest, body)
-    block = sequence(text(THINK_OPEN), rest)
     if demand.reasoning == "deepseek_r1":  # its first tag may be missing, the last may not
-        return sequence(optional(text(THINK_OPEN)), rest, body)
-    return sequence(optional(block), body)
+        return sequence(optional(opening), rest, body)
+    return sequence(optional(sequence(opening, rest)), body)
 
 
 def _rule(tool: ToolDemand, budget: Budget) -> CallRule:

@@ -6,6 +6,7 @@ grammar of a demand, in `answer_grammar.py`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -60,6 +61,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     names_calls: bool = True
     reasoning: str = ""
     may_think: bool = False
+    tags: Mapping[str, int] = {}
     """These as in `AnswerForm`."""
 
     def encoded(self, param: str) -> bytes:
@@ -106,4 +108,5 @@ def chat_demand(
         names_calls=form.names_calls,
         reasoning=form.reasoning,
         may_think=form.may_think,
+        tags=form.tags,
     )

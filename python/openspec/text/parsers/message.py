@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from openspec.checkpoint.strict_json import JsonValue
 from openspec.text.parsers.call_parser import CallParser, ToolTypes
@@ -18,7 +18,7 @@ from openspec.text.parsers.pieces import (
     Piece,
     Reasoning,
 )
-from openspec.text.parsers.reasoning import ReasoningSplitter, ThinkingTokens
+from openspec.text.parsers.reasoning import ReasoningSplitter, ThinkingSpan, ThinkingTokens
 from openspec.text.parsers.value_types import NO_TYPES, types_of_tools
 from openspec.text.parsers.xml_calls import XmlParser
 from openspec.text.tokenizer import Tokenizer
@@ -63,8 +63,8 @@ class AnswerForm:
     """Special tokens that an answer with tools shows, since the calls' form has them."""
     tag_ids: frozenset[int]
     """Special tokens that every answer shows, since they enclose thinking."""
-    spelled_ids: frozenset[int] = frozenset()
-    """Tokens of both kinds, special or not: the added ones that a grammar may spell."""
+    tags: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of both kinds by their texts, special or not: those that a grammar may name."""
     names_calls: bool = True
     """Whether calls begin with their names, where a form knows another way."""
     may_think: bool = False
@@ -83,21 +83,30 @@ class AnswerForm:
         markers = [special[text] for text in MARKERS[calls] if text in special]
         tags = [special[text] for text in (THINK_OPEN, THINK_CLOSE) if text in special]
         known = (*MARKERS[calls], THINK_OPEN, THINK_CLOSE)
-        spelled = [tokenizer.added_tokens[text] for text in known if text in tokenizer.added_tokens]
+        added = tokenizer.added_tokens
         return cls(
             calls,
             reasoning,
             frozenset(markers),
             frozenset(tags),
-            spelled_ids=frozenset(spelled),
+            tags={text: added[text] for text in known if text in added},
             names_calls=MistralParser.arguments_tag in templates,
             may_think=THINK_CLOSE in templates,
         )
+
+    @property
+    def spelled_ids(self) -> frozenset[int]:
+        """The ids of `tags`."""
+        return frozenset(self.tags.values())
 
     def shown_ids(self, thinking: bool | None, has_calls: bool) -> frozenset[int]:
         """Special tokens that the parser of an answer must see; arguments as of `MessageParser`."""
         tags = frozenset[int]() if thinking is None else self.tag_ids
         return tags | self.marker_ids if has_calls else tags
+
+    def span(self, thinking: bool | None) -> ThinkingSpan:
+        """The thinking of one answer; `thinking` as in `MessageParser`."""
+        return ThinkingSpan(thinking, self.reasoning == "deepseek_r1")
 
     def tool_types(self, schemas: Mapping[str, JsonValue]) -> ToolTypes:
         """Of a request's tools, with their parameters' schemas by name, what parsers need."""

@@ -108,6 +108,44 @@ class ReasoningSplitter:
         return text
 
 
+class ThinkingSpan:
+    """How far the thinking at the beginning of an answer goes, with the line ends after it."""
+
+    def __init__(self, thinking: bool | None, is_assumed: bool) -> None:
+        """`thinking` as in `MessageParser`; `is_assumed` as in `ReasoningSplitter`."""
+        self.is_over = thinking is None
+        """Whether all further text is the answer."""
+        self._is_open, self._is_assumed = bool(thinking), is_assumed
+        self._is_closed = False
+        self._tail = ""
+
+    def push(self, text: str) -> int | None:
+        """How many characters at the beginning of this piece belong to it.
+
+        None: that takes more text, and this piece is to come again with it.
+        """
+        if not self._is_open:
+            opens = begins_with_tag(text, is_whole=False)
+            if opens is None:
+                return None
+            if not opens and not self._is_assumed:
+                self.is_over = True
+                return 0
+            self._is_open = True
+        end = 0
+        if not self._is_closed:
+            seen = self._tail + text
+            found = seen.find(THINK_CLOSE)
+            if found < 0:
+                self._tail = seen[1 - len(THINK_CLOSE) :]
+                return len(text)
+            self._is_closed = True
+            end = found + len(THINK_CLOSE) - len(self._tail)
+        rest = text[end:].lstrip("\n")
+        self.is_over = bool(rest)
+        return len(text) - len(rest)
+
+
 class ThinkingTokens:
     """Counts the tokens of a thinking block by its tags' ids."""
 

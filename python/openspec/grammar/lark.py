@@ -1,0 +1,59 @@
+"""Grammars in Lark: the part that clients of vLLM and Outlines write, as EBNF.
+
+The library reads them. What would change more than the mask, or would enforce less than it says, is
+refused by name: JSON schemas have `structured_outputs.json`, special tokens structural tags.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from openspec import _grammar
+from openspec.errors import RequestError
+
+DIALECTS = "a grammar is in EBNF (root ::= ...) or in Lark (start: ...)"
+_RULE = re.compile(r"^[?!]?\w+(\.\d+)?\s*:(?!:)", re.MULTILINE)
+_HIDDEN = re.compile(
+    r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|/(?![/*])(?:[^/\\\n]|\\.)+/|//.*|#.*'
+)
+"""Texts, patterns and comments, in which nothing of Lark's own stands."""
+_REFUSED = (
+    (re.compile(r"%(?!import\b|ignore\b)\w+"), "only %import and %ignore are read"),
+    (re.compile(r"@\w+"), "other grammars cannot be referred to"),
+    (re.compile(r"<[^\s>]+>"), "special tokens cannot be named; structural_tag has them"),
+    (re.compile(r"\w+\[[^\]\n]*\]\s*:"), "attributes of a rule are not supported"),
+    (re.compile(r"\w+\.\d+\s*:"), "priorities choose no text; leave them out"),
+    (re.compile(r"\w+\{"), "templates are not supported"),
+)
+_PLACE = re.compile(r"at line \d+, column \d+")
+
+
+def lark_as_ebnf(source: str) -> str:
+    """A grammar in Lark as EBNF.
+
+    Raises:
+        RequestError: it is no Lark, or has what is not read, by name.
+    """
+    bare = _HIDDEN.sub(lambda found: " " if found[0][0] == "#" else '""', source)
+    for pattern, reason in _REFUSED:
+        if found := pattern.search(bare):
+            raise RequestError(f"Lark's {found[0][:64]!r}: {reason}")
+    if not _RULE.search(bare):
+        raise RequestError(f"it has no rule; {DIALECTS}")
+    source = _HIDDEN.sub(lambda found: _in_double_quotes(found[0]), source)
+    try:
+        return _grammar.lark_as_ebnf(source)
+    except _grammar.Complaint as error:
+        print(f"a grammar in Lark was refused: {error}", file=sys.stderr)
+        place = _PLACE.search(str(error))
+        where = f" {place[0]}" if place else ""
+        raise RequestError(f"it is no Lark that can be read{where}; {DIALECTS}") from None
+
+
+def _in_double_quotes(text: str) -> str:
+    """A text in single quotes, as vLLM's clients write it, in Lark's."""
+    if not text.startswith("'"):
+        return text
+    inner = text[1:-1].replace("\\'", "'").replace('"', '\\"')
+    return f'"{inner}"'
