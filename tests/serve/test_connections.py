@@ -53,6 +53,18 @@ def num_running(server: RealServer) -> float:
     return server.metric("openspec:num_requests_running")
 
 
+def test_the_end_waits_for_no_client_that_takes_nothing() -> None:
+    with real_server("--num-threads", "1") as server, contextlib.closing(connect(server)) as sock:
+        sock.settimeout(1)
+        with pytest.raises(TimeoutError):  # nothing goes in any more: the answers fill all buffers
+            while True:
+                sock.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 100)
+        started = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - started < server.end_s
+        assert "Traceback" not in server.log and ": ERROR" not in server.log
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_ends_its_side_gets_its_answer(real: RealServer, stream: bool) -> None:
     body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": stream, "seed": 1}

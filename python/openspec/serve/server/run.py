@@ -26,7 +26,7 @@ from openspec.errors import ConfigError, EngineError
 from openspec.serve.config import ServeConfig
 from openspec.serve.generation.context import ServerContext
 from openspec.serve.server.app import build_app
-from openspec.serve.server.connection import ClientConnection
+from openspec.serve.server.connection import LAST_S, ClientConnection
 from openspec.serve.server.engines import start_engines
 from openspec.serve.server.listening import address_of, allow_reuse
 from openspec.text.pool import TextPool
@@ -35,7 +35,8 @@ from openspec.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 EMBEDDED_MAX_TOKENS = 1024
-CLOSE_CONNECTIONS_S = 1
+CLOSE_CONNECTIONS_S = 2 * LAST_S
+"""After which what still answers is cancelled: by then nobody is there to answer."""
 END_S = 5.0
 """What open requests get to be answered when no engine is left."""
 KEEP_ALIVE_TIMEOUT_S = 30
@@ -180,7 +181,7 @@ def http_server(context: ServerContext) -> HttpServer:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
-            timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
+            timeout_graceful_shutdown=round(CLOSE_CONNECTIONS_S),
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )
     )
