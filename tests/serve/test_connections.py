@@ -53,6 +53,37 @@ def num_running(server: RealServer) -> float:
     return server.metric("openspec:num_requests_running")
 
 
+def test_the_end_waits_for_no_client_that_takes_nothing() -> None:
+    with real_server("--num-threads", "1") as server, contextlib.closing(connect(server)) as sock:
+        sock.settimeout(1)
+        with pytest.raises(TimeoutError):  # nothing goes in any more: the answers fill all buffers
+            while True:
+                sock.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 100)
+        started = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - started < server.end_s
+        assert "Traceback" not in server.log and ": ERROR" not in server.log
+
+
+def test_the_values_of_large_bodies_leave_little_behind(real: RealServer) -> None:
+    texts = [str(number) for number in range(200_000)]
+    bodies = [
+        {"prompt": "a", "max_tokens": 1, "allowed_token_ids": [5] * 250_000},
+        {"prompt": "a", "max_tokens": 1, "metadata": texts},
+        {"prompt": "a", "max_tokens": 1, "metadata": [{"a": one} for one in texts[:15_000]]},
+    ]
+    for body in bodies:
+        body_of_one = {**body, "metadata": [], "allowed_token_ids": [5]}
+        real.client.post("/v1/completions", json=body_of_one).raise_for_status()
+    before = resident_bytes(real.process.pid)
+    for _ in range(2):
+        socks = [post(real, body) for body in bodies * 4]
+        for sock in socks:
+            with contextlib.closing(sock):
+                assert sock.recv(4096).startswith(b"HTTP/1.1 200")
+    wait_until(lambda: resident_bytes(real.process.pid) < before + MAX_KEPT_BYTES)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_ends_its_side_gets_its_answer(real: RealServer, stream: bool) -> None:
     body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": stream, "seed": 1}

@@ -38,7 +38,7 @@ LARGE_BYTES = 1 << 20
 MAX_NOTES = 64
 MAX_LOGPROBS_HELD = 4 << 20
 """Of prompts and answers, that all requests together may ask for."""
-MAX_SMALL_BODIES, MAX_LARGE_BODIES = 16, 4
+MAX_SMALL_BODIES, MAX_LARGE_BODIES = 16, 2
 """Read at a time: Python's collector holds everything up while it looks at their values."""
 BODIES_SHARE = 128
 """The part of the free memory that bodies of requests may take at a time."""
@@ -372,12 +372,12 @@ class _Trimming:
         self._timer: asyncio.TimerHandle | None = None
 
     def __call__(self, num_bytes: int) -> None:
-        """Soon after bodies that took so many bytes; once for all that come until then."""
-        loop = asyncio.get_running_loop()
-        is_waiting = self._timer is not None and self._timer.when() > loop.time()
-        if num_bytes >= LARGE_BYTES and not is_waiting:
+        """After bodies that took so many bytes, and those that come soon after them."""
+        if num_bytes >= LARGE_BYTES:
+            if self._timer is not None:
+                self._timer.cancel()
             trim = threading.Thread(target=_trim, daemon=True)
-            self._timer = loop.call_later(TRIM_AFTER_S, trim.start)
+            self._timer = asyncio.get_running_loop().call_later(TRIM_AFTER_S, trim.start)
 
 
 def _trim() -> None:

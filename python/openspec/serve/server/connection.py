@@ -13,6 +13,11 @@ from openspec.serve.shapes.wire import ApiError, error_bytes, overloaded
 
 MAX_CONNECTIONS = 1 << 14
 """That may be open; further ones get 503."""
+MAX_READ_BYTES = 1 << 13
+"""That are parsed at a time, with the loop's other work in between: a body may come in chunks of
+one byte each, of which this many bytes hold over a thousand."""
+LAST_S = 1.0
+"""That clients get for the rest of their answers when the server ends."""
 FIRST_LOOK_S = 0.02
 LONGEST_LOOK_S = 5.0
 
@@ -32,6 +37,7 @@ class ClientConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A new connection: the clock starts, unless there are too many."""
         super().connection_made(transport)
+        transport.max_size = MAX_READ_BYTES  # type: ignore[attr-defined]
         sock = transport.get_extra_info("socket")
         if sock.family != socket.AF_UNIX and hasattr(socket, "TCP_USER_TIMEOUT"):
             # The system's own clock: megabytes lie in its buffers, and seen from here nothing moves
@@ -71,6 +77,11 @@ class ClientConnection(H11Protocol):
         if self._look_timer is not None:
             self._look_timer.cancel()
             self.transport.close()
+
+    def shutdown(self) -> None:
+        """The server ends, and waits for nobody who takes nothing."""
+        super().shutdown()
+        self.loop.call_later(LAST_S, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
         """Answers what is not HTTP."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import dataclasses
 import gc
 import logging
@@ -26,7 +27,7 @@ from openspec.errors import ConfigError, EngineError
 from openspec.serve.config import ServeConfig
 from openspec.serve.generation.context import ServerContext
 from openspec.serve.server.app import build_app
-from openspec.serve.server.connection import ClientConnection
+from openspec.serve.server.connection import LAST_S, ClientConnection
 from openspec.serve.server.engines import start_engines
 from openspec.serve.server.listening import address_of, allow_reuse
 from openspec.text.pool import TextPool
@@ -35,13 +36,15 @@ from openspec.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 EMBEDDED_MAX_TOKENS = 1024
-CLOSE_CONNECTIONS_S = 1
+CLOSE_CONNECTIONS_S = 2 * LAST_S
+"""After which what still answers is cancelled: by then nobody is there to answer."""
 END_S = 5.0
 """What open requests get to be answered when no engine is left."""
 KEEP_ALIVE_TIMEOUT_S = 30
 """That an idle connection stays open."""
 MAX_OPEN_FILES = 65536
 MAX_HEAD_BYTES = 64 * 1024
+_ARENA_MAX = -8  # M_ARENA_MAX of malloc.h
 
 
 def serve(
@@ -63,6 +66,7 @@ def serve(
     """
     phases.end("imports")
     _raise_file_limit()
+    _share_one_arena()
     config = with_default_max_tokens(engine_config, config)
     names = model_names(engine_config, folders, config)
     asyncio.run(_serve(folders, config, names, sock, standby, phases))
@@ -180,7 +184,7 @@ def http_server(context: ServerContext) -> HttpServer:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
-            timeout_graceful_shutdown=CLOSE_CONNECTIONS_S,
+            timeout_graceful_shutdown=round(CLOSE_CONNECTIONS_S),
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         )
     )
@@ -334,6 +338,15 @@ def _log_ready(context: ServerContext, address: str, phases: Phases) -> None:
     )
     if context.config.host not in ("127.0.0.1", "::1", "localhost") and not context.config.api_key:
         logger.warning("whoever can reach %s can use this server: no API key is set", address)
+
+
+def _share_one_arena() -> None:
+    """Has all threads take memory from one place, so that it goes back after large bodies.
+
+    The C library would give each thread a place of its own, of which a trim frees little.
+    """
+    with contextlib.suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
 
 
 def _raise_file_limit() -> None:
