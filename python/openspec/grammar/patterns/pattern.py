@@ -33,8 +33,8 @@ from openspec.grammar.patterns.nodes import (
 )
 
 MAX_PATTERN_CHARS = 4096
-MAX_REPEATS = 2048
-"""States that the repetitions of one pattern may unroll to."""
+MAX_PLACES = 2048
+"""Characters, sets of them counted as one, of a pattern whose repetitions are written out."""
 MAX_DEPTH = 32
 
 
@@ -124,7 +124,8 @@ class Pattern:
                     raise PatternError("a group's name has no end")
                 self._at = end + 1
             elif self._peek() == "?":
-                raise PatternError("flags of groups are not supported")
+                kind = self._source[self._at - 1 : self._at + 2]
+                raise PatternError(f"groups of the kind {kind!r} are not supported")
             options = self._options(depth + 1)
             if not self._take(")"):
                 raise PatternError("unmatched '('")
@@ -256,8 +257,8 @@ _REFUSED_GROUPS = (
 
 
 def _check_cost(options: Iterable[Sequence[Node]]) -> None:
-    if sum(_cost(node) for nodes in options for node in nodes) > MAX_REPEATS:
-        raise PatternError(f"its repetitions unroll to more than {MAX_REPEATS} states")
+    if sum(_cost(node) for nodes in options for node in nodes) > MAX_PLACES:
+        raise PatternError(f"written out it has more than {MAX_PLACES} characters")
 
 
 def _cost(node: Node) -> int:
