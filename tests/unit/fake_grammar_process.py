@@ -30,6 +30,8 @@ def work(demand: bytes) -> tuple[bytes, int]:
         with Path(given).open("a") as file:
             file.write("x")
         os.kill(os.getpid(), signal.SIGKILL)
+    elif name == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
     elif name == "die_once":
         if not Path(given).exists():
             Path(given).touch()

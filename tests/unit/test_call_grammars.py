@@ -138,6 +138,24 @@ def test_what_bare_text_cannot_enforce_is_refused(value: dict) -> None:
         calls_format("qwen3_coder", [rule], has_names=True, parallel=False)
 
 
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [("qwen3_coder", one) for one in ("a>b", "a\nb", "</tool_call>", " a")]
+    + [("mistral", one) for one in ("a b", "a[ARGS]{", "{")],
+)
+def test_names_that_the_parser_would_not_read_are_refused(form: str, name: str) -> None:
+    with pytest.raises(RequestError, match="cannot be a tool's name") as caught:
+        calls_format(form, [rule_of(name, {"type": "object"})], has_names=True, parallel=False)
+    assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize("name", ["", "a>b", "a" * 257])
+def test_parameters_that_the_parser_would_not_read_are_refused(name: str) -> None:
+    rule = rule_of("get", value_of(name, type="integer"))
+    with pytest.raises(RequestError, match="cannot be a parameter's name"):
+        calls_format("qwen3_coder", [rule], has_names=True, parallel=False)
+
+
 NODE = {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}
 
 

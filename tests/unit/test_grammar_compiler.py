@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from openspec import _grammar
 from openspec.errors import EngineError, RequestError
 from openspec.grammar.compiler import MAX_WAITING, GrammarCompiler, GrammarLimits
+from openspec.grammar.lanes import MAX_SLOW
 from openspec.grammar.rules.json_rules import compile_format
 from openspec.grammar.rules.lengths import chars_behind_quote
 from openspec.messages import StructuredOutputs
@@ -116,6 +118,13 @@ def test_what_ended_is_tried_once_more_and_is_nobody_s_fault(
     assert one.compile(b"word").data == b"word"
 
 
+def test_what_crashes_twice_is_refused(make: Make) -> None:
+    one = make()
+    with pytest.raises(RequestError, match="x: compiling it breaks off"):
+        one.compile(b"crash", "x")
+    assert one.compile(b"word").data == b"word"
+
+
 def test_a_second_try_may_succeed(make: Make, tmp_path: Path) -> None:
     assert make().compile(b"die_once " + os.fsencode(tmp_path / "tries")).num_bytes == 100
 
@@ -190,6 +199,15 @@ def test_an_innocent_one_waits_little_behind_many_slow_ones(make: Make) -> None:
     assert ticket.result("x").data == b"burn 0.1"
     # Of children that have ended; one may be under way, in the slow lane.
     assert processor_s(one._process) - before < 2 * 2.0
+
+
+@pytest.mark.full
+def test_who_is_slow_keeps_no_place_of_a_newcomer_s(make: Make) -> None:
+    one = make(timeout_s=400.0)
+    waiting = {one.submit(b"burn 60 %d" % number).future for number in range(MAX_SLOW + 4)}
+    refused, _ = wait(waiting, return_when=FIRST_COMPLETED)
+    assert "longer than 0.25 s" in str(refused.pop().exception())
+    assert not one._refused
 
 
 def test_hanging_up_costs_the_next_nothing(make: Make) -> None:

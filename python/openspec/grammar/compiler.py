@@ -24,7 +24,7 @@ from openspec.grammar.worker import Request, Start
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 64
+MAX_WAITING = 96
 FORGET_S = 60.0
 """How long it is known that a grammar could not be compiled."""
 MAX_REFUSALS = 1024

@@ -33,11 +33,15 @@ PROMISED_S = 1.0
 """What newcomers together may take before the last of them has its turn."""
 LEAST_SHARE = 0.1
 """Of the whole limit, in the slow lane, however many wait there."""
+MAX_SLOW = 32
+"""That wait in the slow lane: who is slow keeps no place of a newcomer's."""
 WALL_FACTOR = 20
 WALL_GRACE_S = 2.0
 """A child that gets no processor is ended by the clock on the wall, far later."""
 MAX_WAIT_S = 1.0
 
+_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
+"""Ends that a child has brought upon itself; others come from outside."""
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
     """What became of a request. `alive` is of none: the process says that it runs."""
@@ -75,6 +79,7 @@ class _Attempt:
     pipe: int
     started_s: float = field(default_factory=time.monotonic)
     reply: bytearray = field(default_factory=bytearray)
+    has_crashed: bool = False
 
     def used_s(self) -> float:
         """Its processor time, or what the clock on the wall leaves of it."""
@@ -85,7 +90,8 @@ class _Attempt:
         """Ends the child; returns the processor time that it took."""
         os.close(self.pipe)
         os.kill(self.pid, signal.SIGKILL)  # not waited for yet, so the id is still its own
-        used = os.wait4(self.pid, 0)[2]
+        _, status, used = os.wait4(self.pid, 0)
+        self.has_crashed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in _CRASHES
         return used.ru_utime + used.ru_stime
 
 
@@ -171,6 +177,8 @@ class Lanes:
         job.num_ends += 1
         if job.num_ends == 1:
             self._again.appendleft(job)
+        elif attempt.has_crashed:
+            self._answer(job, "refused", "compiling it breaks off: make it simpler")
         else:
             self._answer(job, "ended", "the compile process ended")
 
@@ -222,8 +230,11 @@ class Lanes:
         return min([SLICE_S, max(FEWEST_S, min(shares, default=SLICE_S))])
 
     def _put_back(self, attempt: _Attempt) -> None:
-        self._leave(attempt)
         job = attempt.job
+        if max(job.granted_s, attempt.used_s()) >= SLICE_S and len(self._slow) >= MAX_SLOW:
+            self._refuse(attempt, SLICE_S)
+            return
+        self._leave(attempt)
         (self._again if job.granted_s < SLICE_S else self._slow).append(job)
 
     def _refuse(self, attempt: _Attempt, limit_s: float) -> float:

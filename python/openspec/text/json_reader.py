@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import NoReturn
 
 from openspec.errors import RequestError
@@ -37,7 +38,7 @@ def read_json(data: bytes, what: str, param: str | None = None) -> object:
 
     Raises:
         NotJson: not UTF-8, not JSON, or half a character.
-        RequestError: a key twice, NaN or infinity, too deep, or too many keys.
+        RequestError: a key twice, NaN or infinity, too deep, or too many keys or digits.
     """
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -74,11 +75,12 @@ def read_json(data: bytes, what: str, param: str | None = None) -> object:
         raise NotJson(f"{what} has a lone surrogate in a string.", param) from None
     except RecursionError:
         raise RequestError(f"{what} is nested too deeply.", param) from None
-    except ValueError as exc:
-        detail = (
-            f"{exc.msg} at character {exc.pos}" if isinstance(exc, json.JSONDecodeError) else exc
-        )
+    except json.JSONDecodeError as exc:
+        detail = f"{exc.msg} at character {exc.pos}"
         raise NotJson(f"{what} is not valid JSON: {detail}.", param) from None
+    except ValueError:  # of `int`, which reads so many digits and no more
+        most = sys.get_int_max_str_digits()
+        raise RequestError(f"{what} has an integer of over {most} digits.", param) from None
     return value
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -52,7 +54,11 @@ class Grammars:
     def _load(self, vocabulary: Future[Any] | None, data: bytes) -> Any:
         if vocabulary is None:
             raise ValueError("a grammar came before the vocabulary")
-        return self._runner.load_grammar(vocabulary.result(), data)
+        loaded = self._runner.load_grammar(vocabulary.result(), data)
+        # Reading it takes ten times what stays, which the C library would keep in pieces.
+        with contextlib.suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
+        return loaded
 
     def _submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
         if self._thread is None:

@@ -32,8 +32,8 @@ from openspec.grammar.patterns.nodes import (
 )
 
 MAX_PATTERN_CHARS = 4096
-MAX_REPEATS = 2048
-"""States that the repetitions of one pattern may unroll to."""
+MAX_PLACES = 2048
+"""Characters, sets of them counted as one, of a pattern whose repetitions are written out."""
 MAX_DEPTH = 32
 
 
@@ -56,8 +56,8 @@ class Pattern:
         self._bound = self._options(0)
         if self._at < len(source):
             raise PatternError(f"unmatched ')' at character {self._at + 1}")
-        if sum(_cost(node) for _, nodes, _ in self._bound for node in nodes) > MAX_REPEATS:
-            raise PatternError(f"its repetitions unroll to more than {MAX_REPEATS} states")
+        if sum(_cost(node) for _, nodes, _ in self._bound for node in nodes) > MAX_PLACES:
+            raise PatternError(f"written out it has more than {MAX_PLACES} characters")
 
     def automaton(self, *, is_anchored: bool) -> Automaton:
         """What whole texts match; unless `is_anchored`, the pattern may be anywhere in one.
@@ -119,7 +119,8 @@ class Pattern:
                     raise PatternError("a group's name has no end")
                 self._at = end + 1
             elif self._peek() == "?":
-                raise PatternError("flags of groups are not supported")
+                kind = self._source[self._at - 1 : self._at + 2]
+                raise PatternError(f"groups of the kind {kind!r} are not supported")
             options = self._options(depth + 1)
             if not self._take(")"):
                 raise PatternError("unmatched '('")

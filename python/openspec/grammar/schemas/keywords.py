@@ -47,6 +47,8 @@ _CONSTRAINTS = frozenset(key for keys in KEYWORDS.values() for key in keys) | {
     "enum",
     "const",
 }
+MAX_COUNT = (1 << 31) - 1
+"""Of characters, items and properties, which the library counts in 32 bits."""
 REFUSED = {
     "not": "",
     "if": "",
@@ -241,7 +243,11 @@ class _Reader:
             return None
         if given < 0 or given.denominator != 1:
             raise self._wrong(key, "a whole number from 0")
-        return int(given)
+        if given <= MAX_COUNT:
+            return int(given)
+        if key.startswith("max"):
+            return MAX_COUNT
+        raise Unenforceable(f"{self._at.pointer or '#'}/{key}", f"it goes up to {MAX_COUNT}")
 
     def bounds(self) -> tuple[Bound | None, Bound | None]:
         found: list[Bound | None] = []

@@ -14,7 +14,6 @@ from openspec.grammar.patterns.pattern import Pattern
 from openspec.grammar.schemas.constraints import At, Budget, Plain, Unenforceable, Unsatisfiable
 from openspec.grammar.schemas.json_tree import Matching, Node, Text, Texts
 
-MAX_LENGTH = (1 << 31) - 1
 REFUSED_FORMATS = ("idn-email", "idn-hostname", "iri", "iri-reference", "regex")
 """Formats of the standard that are not enforced; unknown ones are annotations."""
 
@@ -90,10 +89,6 @@ class TextAutomata:
         low, high = plain.min_length, plain.max_length
         if high is not None and low > high:
             raise Unsatisfiable
-        for at in ("minLength", low), ("maxLength", high or 0):
-            if at[1] > MAX_LENGTH:
-                pointer = f"{plain.pointer or '#'}/{at[0]}"
-                raise Unenforceable(pointer, f"lengths go up to {MAX_LENGTH}")
         automata = self.all_of(plain)
         if not automata:
             return Texts(('""',)) if high == 0 else Text(low, high)

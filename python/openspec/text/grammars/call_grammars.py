@@ -22,8 +22,14 @@ from openspec.grammar.formats import (
 )
 from openspec.grammar.schemas.json_tree import JsonTree, Object
 from openspec.text.grammars.coder_calls import coder_parameters
-from openspec.text.parsers.json_forms import HermesParser, LlamaParser, MistralParser
+from openspec.text.parsers.json_forms import (
+    HermesParser,
+    LlamaParser,
+    MistralParser,
+    is_tool_name,
+)
 from openspec.text.parsers.value_types import NO_TYPES, ValueTypes
+from openspec.text.parsers.xml_calls import is_function_name
 
 CALL_LAYOUT = "line"
 """Of arguments, which models write on one line."""
@@ -49,6 +55,9 @@ def calls_format(
     """One call or several, with no other text.
 
     `has_names`: the form writes the name before the arguments, where it knows two ways.
+
+    Raises:
+        RequestError: the form cannot be read with a tool's name, or parameters, in it.
     """
     if form == "mistral" and not has_names:
         return _mistral_list(rules, parallel)
@@ -74,6 +83,13 @@ def text_or_calls_format(
     )))  # fmt: skip
 
 
+def _check_name(name: str, is_read: Callable[[str], bool]) -> None:
+    """Of forms that write it without quotes."""
+    if not is_read(name):
+        wrong = f"{name[:100]!r} cannot be a tool's name"
+        raise RequestError(f"{wrong} in the form in which this model calls", "tools")
+
+
 def _quoted(name: str) -> str:
     return json.dumps(name, ensure_ascii=False)
 
@@ -92,6 +108,7 @@ def _llama(rule: CallRule) -> Format:
 
 
 def _mistral_named(rule: CallRule) -> Format:
+    _check_name(rule.name, is_tool_name)
     begin = f"{MistralParser.tag}{rule.name}{MistralParser.arguments_tag}"
     return sequence(text(begin), _arguments(rule))
 
@@ -107,6 +124,7 @@ def _mistral_list(rules: Sequence[CallRule], parallel: bool) -> Format:
 
 
 def _qwen_coder(rule: CallRule) -> Format:
+    _check_name(rule.name, is_function_name)
     begin = f"<tool_call>\n<function={rule.name}>\n"
     try:
         parameters = coder_parameters(rule.arguments, rule.types)

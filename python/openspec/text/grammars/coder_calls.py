@@ -39,7 +39,7 @@ from openspec.grammar.schemas.json_tree import (
     Texts,
 )
 from openspec.text.parsers.value_types import TEXT, ValueTypes
-from openspec.text.parsers.xml_calls import VALUE_ENDS
+from openspec.text.parsers.xml_calls import VALUE_ENDS, is_tag_name
 
 MAX_OPTIONS = 10_000
 """Kinds of objects, or of values, among which one is chosen."""
@@ -48,7 +48,6 @@ MAX_COUNTED = 4096
 MAX_LENGTH = 2048
 """Characters that an automaton counts."""
 _OTHER_NAMES = Pattern("[A-Za-z_][A-Za-z0-9_-]{0,63}").automaton(is_anchored=True)
-_NOT_IN_NAMES = frozenset("<>\n")
 _BARE = Chars(complement(TAG_OPENING))
 
 
@@ -97,7 +96,7 @@ class _Parameters:
         self._named = [
             (_tagged(text(one.name), self._value(one.name, one.value, types)), one.is_required)
             for one in node.properties
-            if one.is_required or not _NOT_IN_NAMES & set(one.name)
+            if one.is_required or is_tag_name(one.name)
         ]
         self._others = self._other_parameters()
         self._num_written = 0
@@ -160,7 +159,7 @@ class _Parameters:
 
     def _value(self, name: str, node: Node, types: ValueTypes) -> Format:
         """A value as the form's parser reads it: bare text where it may be a text, else JSON."""
-        if _NOT_IN_NAMES & set(name):
+        if not is_tag_name(name):
             raise RequestError(
                 f"{name[:100]!r} cannot be a parameter's name in the form in which this model calls"
             )

@@ -20,6 +20,11 @@ _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "'", "\n": ""}
 
 
+def is_tool_name(name: str) -> bool:
+    """Whether Mistral's parser reads it as the name before arguments."""
+    return len(name) <= MAX_NAME_CHARS and _TOOL_NAME.fullmatch(name) is not None
+
+
 class HermesParser(JsonCallParser):
     """`<tool_call>{...}</tool_call>`, of Qwen and others."""
 
@@ -180,7 +185,7 @@ class MistralParser(JsonCallParser):
     def _named(self) -> Steps[None]:
         reader = self.reader
         name = yield from reader.run(_TOOL_NAME)
-        if not name or len(name) > MAX_NAME_CHARS:
+        if not is_tool_name(name):
             return
         if (yield from reader.match(self.id_tag)):
             yield from reader.run(_NAME)

@@ -21,6 +21,16 @@ VALUE_ENDS = (f"\n{_PARAMETER_END}", _PARAMETER_END, f"\n{_PARAMETER}", f"\n{_FU
 _TAG_NAME = re.compile(r"[^>\n<]+")
 
 
+def is_tag_name(name: str) -> bool:
+    """Whether the parser reads it as the name in a tag."""
+    return len(name) <= MAX_NAME_CHARS and _TAG_NAME.fullmatch(name) is not None
+
+
+def is_function_name(name: str) -> bool:
+    """Whether the parser reads it as a function's name."""
+    return is_tag_name(name) and name == name.strip()
+
+
 class XmlParser(CallParser):
     """Texts go out as they come; other values once they are whole."""
 
@@ -54,7 +64,7 @@ class XmlParser(CallParser):
         """The rest of a tag; nothing where it is none."""
         name = yield from self.reader.run(_TAG_NAME)
         is_tag = not self.reader.is_long() and (yield from self.reader.match(">"))
-        return name if is_tag and len(name) <= MAX_NAME_CHARS else ""
+        return name if is_tag and is_tag_name(name) else ""
 
     def _goes_on(self) -> Steps[bool]:
         """Whether a parameter is next, or the end; nothing is read."""
