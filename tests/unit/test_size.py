@@ -14,10 +14,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 # Only an issue that adds a capability raises one of these, and it says by how much and why.
-# csrc and python. The aim was 46,273, the lines before targets, formats, states and draft sources
-# became contracts and kernels got named stages. It was missed: docs/notes has the sums.
-MAX_CODE_LINES = 47_500
-MAX_BENCH_LINES = 13_400  # programs whose question is answered go, with their note as what is left
+# csrc and python. 47,500 until structured output got automata, rules, masks and compile lanes of
+# its own, which hold every schema and stall nobody: 4,100 more. Prompts that sequences share,
+# places by priority, kept responses and Lark took 1,000.
+MAX_CODE_LINES = 52_700
+# Programs whose question is answered go, with their note as what is left. 13,000 until the official
+# suite of JSON Schema, real schemas and structured soaks were to be run: 700 more.
+MAX_BENCH_LINES = 13_700
 MAX_PYTHON_FUNCTION = 80  # lines: what is read at one glance
 MAX_NATIVE_FUNCTION = 120  # lines: a kernel with its stages named
 # Modules at the top of a wing, a sub-folder as one: what a newcomer looks through first.

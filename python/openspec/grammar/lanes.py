@@ -43,6 +43,7 @@ MAX_WAIT_S = 1.0
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 """Ends that a child has brought upon itself; others come from outside."""
 
+
 class Reply(msgspec.Struct, frozen=True, array_like=True):
     """What became of a request. `alive` is of none: the process says that it runs."""
 
