@@ -159,9 +159,8 @@ def reference() -> Reference:
         core = core_of(harness.MODEL)
         keys = [(harness.MODEL, job.prompt, repr(job.sampling)) for job in jobs]
         missing = [(key, job) for key, job in zip(keys, jobs, strict=True) if key not in known]
-        for (key, _), result in zip(
-            missing, run_alone(core, [job for _, job in missing]), strict=True
-        ):
+        whole = [dataclasses.replace(job, abort_after=None) for _, job in missing]
+        for (key, _), result in zip(missing, run_alone(core, whole), strict=True):
             known[key] = result
         return [known[key] for key in keys]
 
