@@ -10,6 +10,7 @@ import json
 import random
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,8 +128,9 @@ def _message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
         elif event["type"] == "message_delta":
             reason = delta["stop_reason"]
     for block in blocks:
-        if block["type"] == "tool_use" and reason != "max_tokens":
-            block["input"] = json.loads(block["json"] or "{}")
+        if block["type"] == "tool_use":
+            with suppress(ValueError):  # a call that was cut short has no input
+                block["input"] = json.loads(block["json"] or "{}")
     return {"content": blocks, "stop_reason": reason}
 
 
