@@ -10,7 +10,6 @@ import json
 import random
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,8 +128,10 @@ def _message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
             reason = delta["stop_reason"]
     for block in blocks:
         if block["type"] == "tool_use":
-            with suppress(ValueError):  # a call that was cut short has no input
+            try:
                 block["input"] = json.loads(block["json"] or "{}")
+            except ValueError:  # cut short: a whole answer shows it so
+                block["input"] = {"_raw": block["json"]}
     return {"content": blocks, "stop_reason": reason}
 
 
