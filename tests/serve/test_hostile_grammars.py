@@ -18,8 +18,8 @@ from tests.serve.mutants import SEED, SEEDS, mutate, send_and_watch
 from tests.serve.real_server import RealServer, real_server, resident_bytes
 from tests.serve.waiting import PATIENCE_S, wait_until
 
-MAX_GROWTH = 1.25
-"""Of resident memory. A tenth is wanted; unused pools of Python's allocator pin some arenas."""
+REST_S = 60.0
+"""After it resident memory is what it was, but for a tenth."""
 MAX_HEALTH_S = {True: 0.5, False: 2.0}
 """Of 99 in 100 /health, by whether they are many; on a machine that is busy with other tests."""
 
@@ -67,8 +67,8 @@ def test_memory_after_them_is_what_it_was(real: RealServer) -> None:
         cases = [(path, body(rng, path)) for path in PATHS for _ in range(500)]
         _, failures, _ = asyncio.run(send_and_watch(int(real.url.rpartition(":")[2]), cases))
         assert not failures, failures[:5]
-        time.sleep(5)
+        time.sleep(REST_S)
         return resident_bytes(real.process.pid)
 
     before = batch(1)
-    assert batch(2) < MAX_GROWTH * before
+    assert batch(2) < 1.1 * before
