@@ -84,7 +84,7 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
   for (int count : outputs) linear.num_outputs += count;
   linear.num_inputs = inputs;
   linear.epilogue = epilogue;
-  if (may_split && device_ == Device::kCuda) {
+  if (may_split) {
     linear.num_splits = linear_num_splits(linear.whole_outputs(), linear.whole_inputs());
   }
   if (device_ == Device::kCuda) {
