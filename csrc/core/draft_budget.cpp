@@ -36,7 +36,10 @@ double StepTimes::seconds(double num_rows) const {
   if (points_.size() == 1 || num_rows <= points_.front().first) return points_.front().second;
   auto right = std::find_if(points_.begin(), points_.end(),
                             [&](const auto& point) { return point.first >= num_rows; });
-  if (right == points_.end()) --right;
+  if (right == points_.end()) {
+    const auto& [most, longest] = points_.back();
+    return longest * num_rows / most;
+  }
   if (right->first <= most_sized_rows_ && num_rows <= right->first) return right->second;
   const auto left = right - 1;
   const double slope = (right->second - left->second) / (right->first - left->first);
@@ -67,6 +70,21 @@ StepTimes StepTable::of(int num_seqs) const {
     }
   }
   return StepTimes({best.begin(), best.end()}, most_sized_rows_);
+}
+
+std::vector<StepTable::Point> StepTable::with_drafter(std::span<const Point> timed) const {
+  std::vector<Point> points;
+  for (const Point& point : timed) {
+    const StepTimes plain = of(point.num_seqs);
+    const double added = std::max(0.0, point.seconds - plain.seconds(point.num_rows));
+    for (const Point& own : points_) {
+      const int num_rows = std::max(own.num_rows, point.num_seqs);
+      const bool is_known = !points.empty() && points.back().num_seqs == point.num_seqs &&
+                            points.back().num_rows == num_rows;
+      if (!is_known) points.push_back({point.num_seqs, num_rows, plain.seconds(num_rows) + added});
+    }
+  }
+  return points;
 }
 
 namespace {

@@ -41,9 +41,10 @@ struct SourceEstimate {
   AcceptanceEstimate availability;  // how often it has any
 };
 
-/// Seconds of a step by its number of rows; between the measured points a straight line, past the
-/// last one the slope of the last two. As far as steps come in sizes, a count between two of them
-/// takes the time of the larger.
+/// Seconds of a step by its number of rows; between the measured points a straight line. Past the
+/// last one a row takes what rows take there on average: with few rows further ones cost next to
+/// nothing, because a step has to read the weights, and with many they do not. As far as steps come
+/// in sizes, a count between two of them takes the time of the larger.
 class StepTimes {
  public:
   StepTimes() = default;
@@ -76,6 +77,9 @@ class StepTable {
 
   bool empty() const { return points_.empty(); }
   StepTimes of(int num_seqs) const;
+  /// Points of steps with a drafter, of which each number of sequences was timed once, with any
+  /// number of rows: what it adds to a step of this table it adds to those with other rows, too.
+  std::vector<Point> with_drafter(std::span<const Point> timed) const;
 
  private:
   std::vector<Point> points_;  // by sequences, then rows
