@@ -87,13 +87,7 @@ def extract(data: Path) -> Iterator[Turns]:
         yield [f"{wanted}\n\n" + "\n".join(lines)]
 
 
-KINDS: tuple[Callable[[Path], Iterator[Turns]], ...] = (
-    gsm8k,
-    two_turns,
-    edit,
-    copy,
-    quote,
-    ask,
-    extract,
-)
-"""The kinds, by the names of their functions."""
+KINDS: dict[str, Callable[[Path], Iterator[Turns]]] = {
+    kind.__name__: kind for kind in (gsm8k, two_turns, edit, copy, quote, ask, extract)
+}
+"""What makes the prompts of each kind, given the folder of the data sets."""
