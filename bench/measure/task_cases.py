@@ -64,8 +64,8 @@ def tasks(args: argparse.Namespace) -> Report:
     """Time of plain decoding over time with drafts, on seven kinds of prompts, of builds in turn.
 
     Prompts are in the prefix cache, so decoding alone is timed. Plain decoding is the last build's.
-    Each ratio is the median over the turns: of processor time with one thread, which hardly
-    depends on what else the machine does, and of wall time with more. Texts must be equal.
+    Ratios are of processor time, which hardly depends on what else the machine does, and of wall
+    time, which says more on a quiet one. Texts must be equal.
     """
     if args.data is None:
         raise ConfigError("--data: the folder with gsm8k_test.jsonl and mt_bench.jsonl")
@@ -87,7 +87,7 @@ def tasks(args: argparse.Namespace) -> Report:
                 for count in args.concurrency:
                     asked = list(islice(KINDS[kind](args.data), max(count, args.singles)))
                     name = f"{kind}, {count} requests, {num_threads} threads"
-                    report[name] = one_task(engines, asked, count, num_threads, args)
+                    report[name] = one_task(engines, asked, count, args)
                     print(name, json.dumps(report[name]), flush=True)
     return report
 
@@ -96,7 +96,6 @@ def one_task(
     engines: Mapping[str, Engine],
     asked: Sequence[Turns],
     count: int,
-    num_threads: int,
     args: argparse.Namespace,
 ) -> Report:
     """All conversations at once, or one after the other for one request."""
@@ -108,7 +107,9 @@ def one_task(
             messages += [{"role": "assistant", "content": text}, user(turns[turn])]
     for engine in engines.values():  # from here on the prompts are cached
         engine.answer(conversations, 2, drafts=True, at_once=count > 1)
-    seconds: dict[str, list[float]] = {name: [] for name in ("plain", *engines)}
+    names = ("plain", *engines)
+    processor: dict[str, list[float]] = {name: [] for name in names}
+    wall: dict[str, list[float]] = {name: [] for name in names}
     counts: dict[str, dict[str, int]] = {}
     for _ in range(args.turns):
         texts: list[list[list[int]]] = []
@@ -117,24 +118,27 @@ def one_task(
                 conversations, args.max_tokens, drafts=name != "plain", at_once=count > 1
             )
             texts.append(answers["token_ids"])
-            seconds[name].append(answers["wall_s" if num_threads > 1 else "processor_s"])
+            processor[name].append(answers["processor_s"])
+            wall[name].append(answers["wall_s"])
             counts[name] = {
                 "steps": answers["steps"],
                 "drafted": answers["drafted"],
                 "accepted": answers["accepted"],
             }
         if any(text != texts[0] for text in texts):
-            raise AssertionError(f"texts differ between {', '.join(seconds)}")
-    first = seconds["plain"]
+            raise AssertionError(f"texts differ between {', '.join(names)}")
     return {
-        "ratio": {
-            name: spread([a / b for a, b in zip(first, seconds[name], strict=True)], 3)
-            for name in engines
-        },
-        "seconds": {name: round(median(values), 3) for name, values in seconds.items()},
+        "ratio": {name: ratio(processor, name) for name in engines},
+        "wall_ratio": {name: ratio(wall, name) for name in engines},
+        "processor_s": {name: round(median(values), 3) for name, values in processor.items()},
         "tokens": sum(map(len, texts[0])),
         "last_turn": counts,
     }
+
+
+def ratio(seconds: Mapping[str, Sequence[float]], name: str) -> dict[str, object]:
+    """Plain decoding's time over the named engine's, turn by turn."""
+    return spread([a / b for a, b in zip(seconds["plain"], seconds[name], strict=True)], 3)
 
 
 def user(text: str) -> Message:
