@@ -209,6 +209,10 @@ RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int
   if (candidates.size() > room) candidates.resize(room);
 
   constexpr double kLeastShare = 0.1;  // of the expected time, whatever it was corrected by
+  // What is expected is off by a few hundredths. The best of many counts is often one that seems
+  // better than it is, so drafts that promise less than this over a step without are not taken.
+  constexpr double kLeastGain = 1.02;
+  double least_rate = 0.0;
   RowBudget budget{.counts = std::vector<int>(offers.size(), 0)};
   double tokens = num_sampled;
   for (int taken = 0;; ++taken) {
@@ -217,7 +221,8 @@ RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int
     const StepYield::Correction correction = yield.of(num_sampled, taken);
     const double rate =
         correction.tokens * tokens / std::max(seconds + correction.seconds, kLeastShare * seconds);
-    if (taken == 0 || rate > budget.tokens_per_second) {
+    if (taken == 0) least_rate = kLeastGain * rate;
+    if (taken == 0 || rate > std::max(budget.tokens_per_second, least_rate)) {
       budget.num_drafts = taken;
       budget.tokens = tokens;
       budget.seconds = seconds;

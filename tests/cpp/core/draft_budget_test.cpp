@@ -117,6 +117,18 @@ TEST(flat_cost_verifies_everything) {
   CHECK_EQ(spend_row_budget(offers, 2, 2, 64, times, 0.0).counts, (std::vector<int>{4, 2}));
 }
 
+TEST(drafts_that_promise_next_to_nothing_are_not_taken) {
+  // 0.5 of eight sequences' tokens more, in a step that takes as much longer but for a hundredth.
+  const std::vector<DraftOffer> offers{{1, 0.5}};
+  const StepTimes even({{8, 8.0}, {9, 8.42}}), cheap({{8, 8.0}, {9, 8.2}});
+  CHECK_EQ(spend_row_budget(offers, 8, 8, 64, even, 0.0).num_drafts, 0);
+  CHECK_EQ(spend_row_budget(offers, 8, 8, 64, cheap, 0.0).num_drafts, 1);
+  // What counts is the whole: of many sequences each draft promises little.
+  const std::vector<DraftOffer> many(100, {1, 0.5});
+  const StepTimes flat({{100, 1.0}, {200, 1.1}});
+  CHECK_EQ(spend_row_budget(many, 100, 100, 200, flat, 0.0).num_drafts, 100);
+}
+
 TEST(linear_cost_verifies_nothing) {
   const StepTimes times({{1, 1.0}, {64, 64.0}});
   const std::vector<DraftOffer> offers{{4, 0.9}};
