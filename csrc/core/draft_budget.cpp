@@ -209,24 +209,29 @@ RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int
   if (candidates.size() > room) candidates.resize(room);
 
   constexpr double kLeastShare = 0.1;  // of the expected time, whatever it was corrected by
+  // A token that a draft brings is worth a whole one only where others wait for its sequence's
+  // place. Else the step goes on for the others, and what is saved is the sequence's last row.
+  constexpr double kWorth = 0.8;
   // What is expected is off by a few hundredths. The best of many counts is often one that seems
   // better than it is, so drafts that promise less than this over a step without are not taken.
   constexpr double kLeastGain = 1.02;
-  double least_rate = 0.0;
+  double least = 0.0, best = 0.0;
   RowBudget budget{.counts = std::vector<int>(offers.size(), 0)};
   double tokens = num_sampled;
   for (int taken = 0;; ++taken) {
     const double seconds =
         std::max(times.seconds(num_rows + taken) + fixed_seconds, times.seconds(num_sampled));
     const StepYield::Correction correction = yield.of(num_sampled, taken);
-    const double rate =
-        correction.tokens * tokens / std::max(seconds + correction.seconds, kLeastShare * seconds);
-    if (taken == 0) least_rate = kLeastGain * rate;
-    if (taken == 0 || rate > std::max(budget.tokens_per_second, least_rate)) {
+    const double brought = correction.tokens * tokens;
+    const double taking = std::max(seconds + correction.seconds, kLeastShare * seconds);
+    const double rate = (num_sampled + kWorth * (brought - num_sampled)) / taking;
+    if (taken == 0) least = kLeastGain * rate;
+    if (taken == 0 || rate > std::max(best, least)) {
+      best = rate;
       budget.num_drafts = taken;
       budget.tokens = tokens;
       budget.seconds = seconds;
-      budget.tokens_per_second = rate;
+      budget.tokens_per_second = brought / taking;
     }
     if (taken == static_cast<int>(candidates.size())) break;
     tokens += candidates[static_cast<size_t>(taken)].survival;

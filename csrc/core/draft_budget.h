@@ -150,7 +150,7 @@ struct DraftOffer {
 ///
 /// Drafts are taken in falling order of survival (the probability that they and all before them
 /// are accepted); the number taken maximises
-///   (num_sampled + sum of survivals) / (seconds(num_rows + taken) + fixed_seconds)
+///   (num_sampled + 0.8 * sum of survivals) / (seconds(num_rows + taken) + fixed_seconds)
 /// over every count, both corrected by `yield`, so that a step in the cost is looked across; where
 /// that is next to nothing more than without drafts, none is taken. Drafts do not make a step
 /// larger than those that were measured. `fixed_seconds` is below zero where rows of a prompt take
