@@ -56,6 +56,10 @@ def grammar_of_last(server: RunningServer) -> str:
         (TEXT, {"guided_regex": "a+"}),
         (TEXT, {"guided_choice": ["yes", "no"]}),
         (TEXT, {"guided_grammar": 'root ::= "yes"'}),
+        (TEXT, {"json_schema": json.dumps(SCHEMA)}),
+        (CHAT, {"regex": "a+"}),
+        (CHAT, {"ebnf": 'root ::= "yes"'}),
+        (CHAT, {"ebnf": 'start: "yes" | WORD\nWORD: /[a-z]+/'}),
         (TEXT, {"response_format": FORMAT}),
         (TEXT, {"structured_outputs": {"json_object": True}}),
         (TEXT, {"structured_outputs": {"structural_tag": TAGS}}),
@@ -179,6 +183,7 @@ def test_a_schema_beside_the_type(server: RunningServer, kind: str) -> None:
             "#/properties/a/not",
         ),
         (CHAT, {"response_format": FORMAT, "guided_regex": "a"}, "guided_regex", "leave out"),
+        (CHAT, {"regex": "a", "ebnf": 'root ::= "a"'}, "regex", "ebnf exclude each other"),
         (
             CHAT,
             {

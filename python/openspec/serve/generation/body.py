@@ -33,8 +33,8 @@ _CONTENT = frozenset(
     (
         "messages prompt input instructions system tools tool_choice response_format text "
         "output_config structured_outputs structural_tag guided_json guided_regex guided_choice "
-        "guided_grammar chat_template_kwargs metadata user logit_bias allowed_token_ids bad_words "
-        "stop stop_sequences stop_token_ids"
+        "guided_grammar json_schema regex ebnf chat_template_kwargs metadata user logit_bias "
+        "allowed_token_ids bad_words stop stop_sequences stop_token_ids"
     ).split()
 )
 """Fields that only the prompt, the grammar and the sampling parameters are made of."""
@@ -218,9 +218,9 @@ def _fields(names: str, *neutral: object) -> dict[str, tuple[object, ...]]:
 # Fields of other servers, with the values that ask for nothing.
 _UNSUPPORTED = {
     **_fields(
-        "custom_logit_processor custom_params ebnf guided_decoding_backend guided_json_object "
-        "guided_whitespace_pattern input_embeds json_schema kv_transfer_params lora_path "
-        "max_new_tokens n_predict prompt_embeds regex samplers session_params thinking_token_budget"
+        "custom_logit_processor custom_params guided_decoding_backend guided_json_object "
+        "guided_whitespace_pattern input_embeds kv_transfer_params lora_path max_new_tokens "
+        "n_predict prompt_embeds samplers session_params thinking_token_budget"
     ),
     **_fields("bad_words_ids logits_processors stop_regex", []),
     **_fields("early_stopping no_stop_trim return_hidden_states return_logprob", False),

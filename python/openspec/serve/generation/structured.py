@@ -21,8 +21,17 @@ from openspec.serve.shapes.chat import (
 )
 from openspec.text.grammars.demand import CallDemand, Demand, ToolDemand, chat_demand
 
-GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-"""Older names of vLLM's, each of a field of `structured_outputs`."""
+OTHER_NAMES = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "structural_tag": "structural_tag",
+}
+"""Older names of vLLM's and names of SGLang's, each with its key in `structured_outputs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +54,8 @@ def content_of(
     Raises:
         RequestError: two fields say something, or one of them what no answer can be.
     """
-    wanted = [name for name in (*GUIDED, "structural_tag", "structured_outputs")
-              if getattr(body, name) is not None]  # fmt: skip
+    names = (*OTHER_NAMES, "structured_outputs")
+    wanted = [name for name in names if getattr(body, name) is not None]
     if given is not None and given.type != "text":
         wanted.append(param)
     if not wanted:
@@ -61,7 +70,7 @@ def content_of(
         return _of_response_format(given, param)
     fields: object = getattr(body, name)
     if name != "structured_outputs":
-        fields = {name.removeprefix("guided_"): fields}
+        fields = {OTHER_NAMES[name]: fields}
     known = set(StructuredOutputs.__struct_fields__)
     if isinstance(fields, Mapping) and (unknown := set(fields) - known):
         raise RequestError(
