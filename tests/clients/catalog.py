@@ -34,7 +34,8 @@ SGLANG = tuple(
 VLLM = tuple(
     "torch==2.13.0 aiohttp cachetools cbor2 cloudpickle einops fastapi llguidance msgspec numpy "
     "openai openai-harmony orjson partial-json-parser pillow prometheus-client psutil py-cpuinfo "
-    "pybase64 pydantic pyzmq regex requests tqdm transformers uvicorn uvloop watchfiles xgrammar".split()
+    "pybase64 pydantic pyzmq regex requests tqdm transformers uvicorn uvloop watchfiles "
+    "xgrammar".split()
 )
 """What the load generators of two engines import, without the engines' own needs."""
 
