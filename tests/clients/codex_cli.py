@@ -1,4 +1,4 @@
-"""Codex CLI: a turn with a call of its shell tool; argv[1] is the server's address."""
+"""Codex CLI: a turn with a call of its shell tool; argv[2] is the scripted server's address."""
 
 from agent import ASK, DONE, HOME, address, run_agent, version
 
