@@ -59,6 +59,8 @@ def grammar_of_last(server: RunningServer) -> str:
         (TEXT, {"json_schema": json.dumps(SCHEMA)}),
         (CHAT, {"regex": "a+"}),
         (CHAT, {"ebnf": 'root ::= "yes"'}),
+        (TEXT, {"guided_regex": "a", "structured_outputs": {"regex": "a"}}),
+        (CHAT, {"guided_decoding_backend": "guidance", "guided_choice": ["a", "b"]}),
         (CHAT, {"ebnf": 'start: "yes" | WORD\nWORD: /[a-z]+/'}),
         (TEXT, {"response_format": FORMAT}),
         (TEXT, {"structured_outputs": {"json_object": True}}),

@@ -218,9 +218,9 @@ def _fields(names: str, *neutral: object) -> dict[str, tuple[object, ...]]:
 # Fields of other servers, with the values that ask for nothing.
 _UNSUPPORTED = {
     **_fields(
-        "custom_logit_processor custom_params guided_decoding_backend guided_json_object "
-        "guided_whitespace_pattern input_embeds kv_transfer_params lora_path max_new_tokens "
-        "n_predict prompt_embeds samplers session_params thinking_token_budget"
+        "custom_logit_processor custom_params guided_json_object guided_whitespace_pattern "
+        "input_embeds kv_transfer_params lora_path max_new_tokens n_predict prompt_embeds samplers "
+        "session_params thinking_token_budget"
     ),
     **_fields("bad_words_ids logits_processors stop_regex", []),
     **_fields("early_stopping no_stop_trim return_hidden_states return_logprob", False),
@@ -229,6 +229,7 @@ _UNSUPPORTED = {
     **_fields("top_a xtc_probability", 0),
     **_fields("beam_width length_penalty repeat_penalty typical_p", 1),
     **_fields("grammar", ""),
+    **_fields("guided_decoding_backend", "auto", "guidance", "outlines", "xgrammar"),
     **_fields("mm_processor_kwargs", {}),
     **_fields("chat_template"),
     **_fields("function_call", "none"),

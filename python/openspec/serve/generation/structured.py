@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -60,23 +59,28 @@ def content_of(
         wanted.append(param)
     if not wanted:
         return Wanted(None, param)
-    if len(wanted) > 1:
+    demands = [_demand_of(body, name) for name in wanted if name != param]
+    if len(wanted) > 1 and (param in wanted or any(one != demands[0] for one in demands)):
         raise RequestError(
             f"{' and '.join(wanted)} exclude each other; leave out all but one", wanted[0]
         )
-    name = wanted[0]
+    name = wanted[-1]
     _check_ends(body, name)
     if name == param and given is not None:
         return _of_response_format(given, param)
-    fields: object = getattr(body, name)
-    if name != "structured_outputs":
-        fields = {OTHER_NAMES[name]: fields}
-    known = set(StructuredOutputs.__struct_fields__)
-    if isinstance(fields, Mapping) and (unknown := set(fields) - known):
+    fields, known = demands[-1], set(StructuredOutputs.__struct_fields__)
+    if unknown := set(fields) - known:
         raise RequestError(
             f"{name}: unknown key {min(unknown)[:64]!r}; known are {', '.join(sorted(known))}", name
         )
     return Wanted(_structured(fields, name), name)
+
+
+def _demand_of(body: GenerationFields, name: str) -> dict[str, object]:
+    """What a field says, by the keys of `structured_outputs`."""
+    if name in OTHER_NAMES:
+        return {OTHER_NAMES[name]: getattr(body, name)}
+    return body.structured_outputs or {}
 
 
 def _check_ends(body: GenerationFields, name: str) -> None:
