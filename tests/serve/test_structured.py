@@ -77,6 +77,7 @@ def grammar_of_last(server: RunningServer) -> str:
         ),
         (RESPONSES, {"text": {"format": {"type": "json_object"}}}),
         ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}),
+        ("/v1/messages", {"output_format": {"type": "json_schema", "schema": SCHEMA}}),
         (
             "/v1/messages",
             {"tools": [{"name": "add", "input_schema": SCHEMA}], "tool_choice": {"type": "any"}},

@@ -32,9 +32,9 @@ _ENGINE_HEADER = "X-Data-Parallel-Rank"
 _CONTENT = frozenset(
     (
         "messages prompt input instructions system tools tool_choice response_format text "
-        "output_config structured_outputs structural_tag guided_json guided_regex guided_choice "
-        "guided_grammar json_schema regex ebnf chat_template_kwargs metadata user logit_bias "
-        "allowed_token_ids bad_words stop stop_sequences stop_token_ids"
+        "output_config output_format structured_outputs structural_tag guided_json guided_regex "
+        "guided_choice guided_grammar json_schema regex ebnf chat_template_kwargs metadata user "
+        "logit_bias allowed_token_ids bad_words stop stop_sequences stop_token_ids"
     ).split()
 )
 """Fields that only the prompt, the grammar and the sampling parameters are made of."""
@@ -263,7 +263,7 @@ _UNSUPPORTED_BY_MODEL = {
         **_fields("enable_thinking think thinking"),
     },
     MessagesRequest: {
-        **_fields("container output_format"),
+        **_fields("container"),
         **_fields("mcp_servers", []),
         **_fields("max_completion_tokens prompt reasoning_effort"),
         **_fields("enable_thinking think reasoning"),
