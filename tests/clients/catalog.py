@@ -73,5 +73,7 @@ LOADS = {
     "vllm-bench": Client("vllm_bench.py", VLLM, bare=("vllm",)),
     "sglang-bench": Client("sglang_bench.py", SGLANG, bare=("sglang",)),
 }
-FRAMEWORKS: dict[str, Client] = {}
+FRAMEWORKS = {
+    "instructor": framework("instructor_modes.py", "instructor", "openai", "anthropic"),
+}
 CLIENTS = {**SDKS, **AGENTS, **LOADS, **FRAMEWORKS}
