@@ -75,5 +75,7 @@ LOADS = {
 }
 FRAMEWORKS = {
     "instructor": framework("instructor_modes.py", "instructor", "openai", "anthropic"),
+    "pydantic-ai": framework("pydantic_ai_agents.py", "pydantic-ai-slim[openai,anthropic]"),
+    "openai-agents": framework("openai_agents.py", "openai-agents"),
 }
 CLIENTS = {**SDKS, **AGENTS, **LOADS, **FRAMEWORKS}
