@@ -77,5 +77,6 @@ FRAMEWORKS = {
     "instructor": framework("instructor_modes.py", "instructor", "openai", "anthropic"),
     "pydantic-ai": framework("pydantic_ai_agents.py", "pydantic-ai-slim[openai,anthropic]"),
     "openai-agents": framework("openai_agents.py", "openai-agents"),
+    "smolagents": framework("smolagents_agents.py", "smolagents[openai]"),
 }
 CLIENTS = {**SDKS, **AGENTS, **LOADS, **FRAMEWORKS}
