@@ -78,5 +78,6 @@ FRAMEWORKS = {
     "pydantic-ai": framework("pydantic_ai_agents.py", "pydantic-ai-slim[openai,anthropic]"),
     "openai-agents": framework("openai_agents.py", "openai-agents"),
     "smolagents": framework("smolagents_agents.py", "smolagents[openai]"),
+    "haystack": framework("haystack_generators.py", "haystack-ai"),
 }
 CLIENTS = {**SDKS, **AGENTS, **LOADS, **FRAMEWORKS}
