@@ -79,5 +79,6 @@ FRAMEWORKS = {
     "openai-agents": framework("openai_agents.py", "openai-agents"),
     "smolagents": framework("smolagents_agents.py", "smolagents[openai]"),
     "haystack": framework("haystack_generators.py", "haystack-ai"),
+    "dspy": framework("dspy_modules.py", "dspy"),
 }
 CLIENTS = {**SDKS, **AGENTS, **LOADS, **FRAMEWORKS}
