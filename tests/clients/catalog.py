@@ -80,5 +80,6 @@ FRAMEWORKS = {
     "smolagents": framework("smolagents_agents.py", "smolagents[openai]"),
     "haystack": framework("haystack_generators.py", "haystack-ai"),
     "dspy": framework("dspy_modules.py", "dspy"),
+    "autogen": framework("autogen_client.py", "autogen-ext[openai]", "autogen-agentchat"),
 }
 CLIENTS = {**SDKS, **AGENTS, **LOADS, **FRAMEWORKS}
