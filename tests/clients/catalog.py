@@ -81,5 +81,6 @@ FRAMEWORKS = {
     "haystack": framework("haystack_generators.py", "haystack-ai"),
     "dspy": framework("dspy_modules.py", "dspy"),
     "autogen": framework("autogen_client.py", "autogen-ext[openai]", "autogen-agentchat"),
+    "semantic-kernel": framework("semantic_kernel_agents.py", "semantic-kernel"),
 }
 CLIENTS = {**SDKS, **AGENTS, **LOADS, **FRAMEWORKS}
