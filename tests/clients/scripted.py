@@ -31,7 +31,7 @@ class Script:
     first: str
     """To the request itself, after its thinking."""
     last: str = DONE
-    """To a tool's result."""
+    """To a tool's result, and to a summary that says it."""
     without_tools: str = "A short title"
     """To requests without tools: agents ask for titles of conversations."""
 
@@ -51,7 +51,7 @@ def scripted_server(script: Script) -> Iterator[RunningServer]:
         def answer(request: EngineRequest) -> list[int]:
             ids = request.prompt_token_ids
             prompt = server.context.tokenizer.decode(ids, skip_special_tokens=False)
-            if RESULT in prompt:
+            if RESULT in prompt or script.last in prompt:
                 text = script.last
             elif TOOLS in prompt:
                 text = THINKING + script.first
