@@ -59,5 +59,5 @@ def version(*command: str) -> str:
 
 
 def address() -> str:
-    """The server's address."""
-    return sys.argv[1]
+    """The address of the server with the script."""
+    return sys.argv[2]

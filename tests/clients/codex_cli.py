@@ -1,5 +1,5 @@
 """Codex CLI: a turn with a call of its shell tool, a second, a third after it compacted the first
-two; argv[1] is the server's address."""
+two; argv[2] is the scripted server's address."""
 
 from agent import ASK, DONE, HOME, address, run_agent, version
 

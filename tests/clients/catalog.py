@@ -1,0 +1,77 @@
+"""The clients: the program of each, what must be installed for it, and which server it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.clients.scripted import Script, call
+
+
+@dataclass(frozen=True)
+class Client:
+    """One program and what must be installed for it."""
+
+    program: str
+    packages: tuple[str, ...]
+    npm: bool = False
+    script: Script | None = None
+    """Of the server that answers instead of the embedded model, or beside it."""
+    bare: tuple[str, ...] = ()
+    """Packages without those that they need."""
+
+
+def framework(program: str, *packages: str, npm: bool = False) -> Client:
+    """A framework, whose program plays its own answers on the scripted server."""
+    return Client(f"frameworks/{program}", packages, npm, script=Script())
+
+
+COMMAND = "echo hello > made.txt"
+WHOLE_FILE = "I write the file.\n\nmade.txt\n```\nhello\n```\n"
+SGLANG = tuple(
+    "aiohttp datasets jinja2 msgspec numpy orjson pillow psutil pybase64 pydantic pyzmq requests "
+    "tqdm transformers".split()
+)
+VLLM = tuple(
+    "torch==2.13.0 aiohttp cachetools cbor2 cloudpickle einops fastapi llguidance msgspec numpy "
+    "openai openai-harmony orjson partial-json-parser pillow prometheus-client psutil py-cpuinfo "
+    "pybase64 pydantic pyzmq regex requests tqdm transformers uvicorn uvloop watchfiles "
+    "xgrammar".split()
+)
+"""What the load generators of two engines import, without the engines' own needs."""
+
+SDKS = {
+    "openai-python": Client("openai_python.py", ("openai",)),
+    "anthropic-python": Client("anthropic_python.py", ("anthropic",)),
+    "openai-node": Client("openai_node.mjs", ("openai",), npm=True),
+    "anthropic-node": Client("anthropic_node.mjs", ("@anthropic-ai/sdk",), npm=True),
+    "langchain": Client("langchain_chat.py", ("langchain-openai", "langchain-anthropic")),
+    "litellm": Client("litellm_sdk.py", ("litellm",)),
+    "llama-index": Client("llama_index_chat.py", ("llama-index-llms-openai-like",)),
+}
+AGENTS = {
+    "claude-code": Client(
+        "claude_code.py",
+        ("@anthropic-ai/claude-code",),
+        npm=True,
+        script=call("Bash", command=COMMAND, description="Write a file"),
+    ),
+    "codex": Client(
+        "codex_cli.py", ("@openai/codex",), npm=True, script=call("exec_command", cmd=COMMAND)
+    ),
+    "opencode": Client(
+        "opencode_cli.py",
+        ("opencode-ai",),
+        npm=True,
+        script=call("bash", command=COMMAND, description="Write a file"),
+    ),
+    "aider": Client("aider_cli.py", ("aider-chat",), script=Script(without_tools=WHOLE_FILE)),
+}
+LOADS = {
+    "lm-eval": Client("lm_eval_harness.py", ("lm_eval[api]",)),
+    "guidellm": Client("guidellm_bench.py", ("guidellm",)),
+    "aiperf": Client("aiperf_bench.py", ("aiperf",)),
+    "vllm-bench": Client("vllm_bench.py", VLLM, bare=("vllm",)),
+    "sglang-bench": Client("sglang_bench.py", SGLANG, bare=("sglang",)),
+}
+FRAMEWORKS: dict[str, Client] = {}
+CLIENTS = {**SDKS, **AGENTS, **LOADS, **FRAMEWORKS}
