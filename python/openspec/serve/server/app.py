@@ -27,6 +27,11 @@ import openspec
 from openspec.serve.endpoints import info
 from openspec.serve.endpoints.chat import create_chat_completion
 from openspec.serve.endpoints.completions import create_completion
+from openspec.serve.endpoints.kept_responses import (
+    delete_response,
+    get_response,
+    list_input_items,
+)
 from openspec.serve.endpoints.messages import count_tokens, create_message
 from openspec.serve.endpoints.responses import create_response
 from openspec.serve.endpoints.ui_page import ui
@@ -56,6 +61,8 @@ Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 PUBLIC_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/docs", "/ui"})
 PAGES = frozenset({"/openapi.json", "/docs", "/ui"})
 MODELS_PREFIX = "/v1/models/"
+KEPT_RESPONSE = "/v1/responses/{response_id}"
+KEPT_INPUT = f"{KEPT_RESPONSE}/input_items"
 MESSAGES_PREFIX = "/v1/messages"
 """Below it errors have the shape of Anthropic's API."""
 MAX_HEADERS = 128
@@ -108,6 +115,8 @@ GET_ROUTES: dict[str, Handler] = {
     "/version": info.version,
     "/v1/models": info.list_models,
     "/v1/models/{model_id}": info.get_model,
+    KEPT_RESPONSE: get_response,
+    KEPT_INPUT: list_input_items,
     "/server_info": info.server_info,
     "/get_server_info": info.server_info,
     "/model_info": info.model_info,
@@ -136,9 +145,12 @@ ROUTES: dict[str, dict[str, Handler]] = {
     path: {
         **({"POST": POST_ROUTES[path][0]} if path in POST_ROUTES else {}),
         **({"GET": GET_ROUTES[path]} if path in GET_ROUTES else {}),
+        **({"DELETE": delete_response} if path == KEPT_RESPONSE else {}),
     }
     for path in (*POST_ROUTES, *GET_ROUTES)
 }
+_PATH_FIELD = re.compile(r"\{(\w+)\}")
+_KEPT_PATH = re.compile(r"/v1/responses/[^/]+(/input_items)?")
 _QUESTION = "What is a prime number?"
 _CHAT: dict[str, object] = {"messages": [{"role": "user", "content": _QUESTION}]}
 _EXAMPLES: dict[str, dict[str, object]] = {
@@ -161,7 +173,7 @@ def build_app(context: ServerContext) -> ASGIApp:
     return CORSMiddleware(
         Gate(context),
         allow_origins=config.allowed_origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         # OpenAI's JavaScript client sends a dozen of its own, `x-stainless-...`.
         allow_headers=["*"],
         expose_headers=["x-request-id", "retry-after"],
@@ -303,6 +315,8 @@ def _refuse_other_sites(
 def _route_of(path: str) -> str:
     if path.startswith(MODELS_PREFIX):
         return MODELS_PREFIX + "{model_id}"
+    if kept := _KEPT_PATH.fullmatch(path):
+        return KEPT_INPUT if kept[1] else KEPT_RESPONSE
     return path if path in ROUTES else "other"
 
 
@@ -356,9 +370,9 @@ def _description() -> dict[str, object]:
                     "required": True,
                     "content": {"application/json": content},
                 }
-            if "{model_id}" in path:
+            if names := _PATH_FIELD.findall(path):
                 operation["parameters"] = [
-                    {"name": "model_id", "in": "path", "required": True, "schema": {}}
+                    {"name": name, "in": "path", "required": True, "schema": {}} for name in names
                 ]
             paths.setdefault(path, {})[method.lower()] = operation
     return {
