@@ -18,11 +18,13 @@ class Client:
     """Of the server that answers instead of the embedded model, or beside it."""
     bare: tuple[str, ...] = ()
     """Packages without those that they need."""
+    refusals: tuple[str, ...] = ()
+    """Codes of refusals by the scripted server that the client answers by itself."""
 
 
-def framework(program: str, *packages: str, npm: bool = False) -> Client:
+def framework(program: str, *packages: str, npm: bool = False, **options: object) -> Client:
     """A framework, whose program plays its own answers on the scripted server."""
-    return Client(f"frameworks/{program}", packages, npm, script=Script())
+    return Client(f"frameworks/{program}", packages, npm, script=Script(), **options)
 
 
 COMMAND = "echo hello > made.txt"
@@ -74,6 +76,9 @@ LOADS = {
     "sglang-bench": Client("sglang_bench.py", SGLANG, bare=("sglang",)),
 }
 FRAMEWORKS = {
+    "anthropic-tools": framework(
+        "anthropic_tools.py", "anthropic", refusals=("thread_unsupported_request",)
+    ),
     "instructor": framework("instructor_modes.py", "instructor", "openai", "anthropic"),
     "pydantic-ai": framework("pydantic_ai_agents.py", "pydantic-ai-slim[openai,anthropic]"),
     "openai-agents": framework("openai_agents.py", "openai-agents"),

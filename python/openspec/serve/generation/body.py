@@ -262,7 +262,7 @@ _UNSUPPORTED_BY_MODEL = {
         **_fields("enable_thinking think thinking"),
     },
     MessagesRequest: {
-        **_fields("container output_format"),
+        **_fields("compaction container output_format"),
         **_fields("mcp_servers", []),
         **_fields("max_completion_tokens prompt reasoning_effort"),
         **_fields("enable_thinking think reasoning"),

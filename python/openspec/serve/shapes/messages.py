@@ -124,6 +124,13 @@ def check(body: MessagesRequest) -> None:
     refuse_choices(body, "messages")
     if body.stop is not None and body.stop_sequences is not None:
         raise RequestError("stop is another name of stop_sequences; send one of them.", "stop")
+    if (body.model_extra or {}).get("thread") is not None:
+        raise RequestError(
+            "thread is not supported: this server keeps no messages. Send the whole conversation "
+            "(with Anthropic's SDK: unsupported_request_behavior='continue_unthreaded').",
+            "thread",
+            "thread_unsupported_request",  # with it the SDK's tool runner does so by itself
+        )
 
 
 def as_chat(body: MessagesFields) -> ChatCompletionRequest:
