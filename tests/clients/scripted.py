@@ -37,7 +37,7 @@ class Script:
     first: str = "I have nothing to do."
     """To the request itself, after its thinking."""
     last: str = DONE
-    """To a tool's result."""
+    """To a tool's result, and to a summary that says it."""
     without_tools: str = "A short title"
     """To requests without tools: agents ask for titles of conversations."""
 
@@ -79,7 +79,7 @@ def scripted_server(script: Script) -> Iterator[RunningServer]:
             prompt = server.context.tokenizer.decode(ids, skip_special_tokens=False)
             thinking = "" if prompt.endswith(NO_THINKING) else THINKING
             text = player.answer(prompt)
-            if text is None and RESULT in prompt:
+            if text is None and (RESULT in prompt or script.last in prompt):
                 thinking, text = "", script.last
             elif text is None:
                 text = script.first if TOOLS in prompt else script.without_tools

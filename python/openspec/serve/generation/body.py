@@ -263,7 +263,7 @@ _UNSUPPORTED_BY_MODEL = {
         **_fields("enable_thinking think thinking"),
     },
     MessagesRequest: {
-        **_fields("container"),
+        **_fields("compaction container"),
         **_fields("mcp_servers", []),
         **_fields("max_completion_tokens prompt reasoning_effort"),
         **_fields("enable_thinking think reasoning"),

@@ -136,6 +136,13 @@ def check(body: MessagesRequest) -> None:
     config, name = body.output_config, "output_format"
     if body.output_format and config and config.format not in (None, body.output_format):
         raise RequestError(f"{name} and output_config.format differ; send one of them.", name)
+    if (body.model_extra or {}).get("thread") is not None:
+        raise RequestError(
+            "thread is not supported: this server keeps no messages. Send the whole conversation "
+            "(with Anthropic's SDK: unsupported_request_behavior='continue_unthreaded').",
+            "thread",
+            "thread_unsupported_request",  # with it the SDK's tool runner does so by itself
+        )
 
 
 def as_chat(body: MessagesFields) -> ChatCompletionRequest:
