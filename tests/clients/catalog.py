@@ -87,7 +87,7 @@ FRAMEWORKS = {
     "dspy": framework("dspy_modules.py", "dspy"),
     "autogen": framework("autogen_client.py", "autogen-ext[openai]", "autogen-agentchat"),
     "semantic-kernel": framework("semantic_kernel_agents.py", "semantic-kernel"),
-    "crewai": framework("crewai_crews.py", "crewai"),
+    "crewai": framework("crewai_crews.py", "crewai[anthropic]"),
     "llm": framework("llm_cli.py", "llm"),
     "outlines": framework("outlines_models.py", "outlines", "openai"),
     "guidance": framework("guidance_programs.py", "guidance", "openai"),
