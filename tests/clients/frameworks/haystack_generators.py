@@ -8,6 +8,7 @@ os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 from haystack.components.agents import Agent
 from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIResponsesChatGenerator
 from haystack.dataclasses import ChatMessage, StreamingChunk
+from haystack.token_counters import OpenAITokenCounter
 from haystack.tools import tool
 from haystack.utils import Secret
 from playing import EMBEDDED, MODEL, SCRIPTED, call, played, print_versions
@@ -50,7 +51,11 @@ def ask(kind: Generator, limit: str, form: str) -> None:
     assert usage.get("completion_tokens", usage.get("output_tokens")) > 0, usage
     assert {chunk.finish_reason for chunk in chunks} >= {"stop"}, chunks[-1]
     again = [*question, whole, ChatMessage.from_user("And 5 more?")]
-    assert model.run(again)["replies"][0].text
+    (second,) = model.run(again)["replies"]
+    if kind is OpenAIResponsesChatGenerator:
+        place = {"api_key": Secret.from_token("unused"), "api_base_url": f"{EMBEDDED}/v1"}
+        counted = OpenAITokenCounter(MODEL, max_retries=0, **place).count(again)
+        assert counted == second.meta["usage"]["input_tokens"], (counted, second.meta)
     (whole,) = model.run(question, generation_kwargs={form: Sum})["replies"]
     assert isinstance(Sum.model_validate_json(whole.text), Sum)
     for is_strict in (True, False):
