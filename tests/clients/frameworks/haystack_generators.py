@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 
+from forms import QUESTION, Sum
 from haystack.components.agents import Agent
 from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIResponsesChatGenerator
 from haystack.dataclasses import ChatMessage, StreamingChunk
@@ -12,16 +13,8 @@ from haystack.token_counters import OpenAITokenCounter
 from haystack.tools import tool
 from haystack.utils import Secret
 from playing import EMBEDDED, MODEL, SCRIPTED, call, played, print_versions
-from pydantic import BaseModel, Field
 
 Generator = type[OpenAIChatGenerator] | type[OpenAIResponsesChatGenerator]
-
-
-class Sum(BaseModel):
-    """What the answer holds."""
-
-    apples: int = Field(ge=0, le=99)
-    size: Literal["small", "large"]
 
 
 calls: list[tuple[int, int]] = []
@@ -41,7 +34,7 @@ def generator(kind: Generator, url: str, **options: object) -> object:
 
 def ask(kind: Generator, limit: str, form: str) -> None:
     """The embedded model: text, forms and calls that the request enforces."""
-    question = [ChatMessage.from_user("Tom has 3 apples and buys 4 more. How many?")]
+    question = [ChatMessage.from_user(QUESTION)]
     model = generator(kind, EMBEDDED, generation_kwargs={"temperature": 0, limit: 512})
     (whole,) = model.run(question)["replies"]
     chunks: list[StreamingChunk] = []

@@ -3,8 +3,9 @@
 import asyncio
 from typing import Literal
 
+from forms import ANSWER, QUESTION, Sum
 from playing import EMBEDDED, MODEL, SCRIPTED, call, played, print_versions
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput, UsageLimits, UserError
 from pydantic_ai.messages import FunctionToolCallEvent, FunctionToolResultEvent
 from pydantic_ai.models import Model
@@ -13,13 +14,6 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ToolOrOutput
-
-
-class Sum(BaseModel):
-    """What the answer holds."""
-
-    apples: int = Field(ge=0, le=99)
-    size: Literal["small", "large"]
 
 
 class Word(BaseModel):
@@ -38,17 +32,15 @@ def models(url: str) -> list[Model]:
     ]
 
 
-question = "Tom has 3 apples and buys 4 more. How many?"
-answer = Sum(apples=7, size="small")
 settings = {"max_tokens": 512, "extra_body": {"temperature": 0}}
 
 
 async def ask(model: Model) -> None:
     """The embedded model: text, and forms that the request enforces."""
     agent = Agent(model, model_settings=settings)
-    whole = await agent.run(question)
+    whole = await agent.run(QUESTION)
     assert whole.usage.output_tokens > 0
-    async with agent.run_stream(question) as stream:
+    async with agent.run_stream(QUESTION) as stream:
         pieces = [piece async for piece in stream.stream_text(delta=True)]
     assert "".join(pieces) == whole.output, model
     # The chat API has no counting; of the others, the count is that of the request.
@@ -62,9 +54,9 @@ async def ask(model: Model) -> None:
         forms.append(NativeOutput(Sum))
     for form in forms:
         agent = Agent(model, output_type=form, model_settings=settings)
-        whole = await agent.run(question)
+        whole = await agent.run(QUESTION)
         assert isinstance(whole.output, Sum | Word), (model, form, whole.output)
-        async with agent.run_stream(question) as stream:
+        async with agent.run_stream(QUESTION) as stream:
             assert await stream.get_output() == whole.output, (model, form)
 
 
@@ -81,10 +73,10 @@ async def play(model: Model) -> None:
 
     script = (
         call("add", a=3, b=4) + "\n" + call("add", a=7, b=5),
-        call("final_result", **answer.model_dump()),
+        call("final_result", **ANSWER.model_dump()),
     )
     whole = await agent.run(played(*script))
-    assert whole.output == answer and sorted(calls) == [(3, 4), (7, 5)], (
+    assert whole.output == ANSWER and sorted(calls) == [(3, 4), (7, 5)], (
         model,
         whole.output,
         calls,
@@ -104,12 +96,12 @@ async def play(model: Model) -> None:
 
     some = {"tool_choice": ToolOrOutput(function_tools=["add"])}
     whole = await agent.run(played(*script), model_settings=some)
-    assert whole.output == answer
+    assert whole.output == ANSWER
     # A call whose arguments are refused is sent back, and comes again.
     whole = await agent.run(played(call("add", a="three", b=4), *script))
-    assert whole.output == answer and whole.usage.requests == 3
+    assert whole.output == ANSWER and whole.usage.requests == 3
     prompted = Agent(model, output_type=PromptedOutput(Sum))
-    assert (await prompted.run(played(answer.model_dump_json()))).output == answer
+    assert (await prompted.run(played(ANSWER.model_dump_json()))).output == ANSWER
 
 
 async def main() -> None:
@@ -119,7 +111,7 @@ async def main() -> None:
         await play(model)
     # Its own fault: it knows by their names which models of Anthropic's API take a schema.
     try:
-        await Agent(models(EMBEDDED)[2], output_type=NativeOutput(Sum)).run(question)
+        await Agent(models(EMBEDDED)[2], output_type=NativeOutput(Sum)).run(QUESTION)
         raise SystemExit("pydantic-ai takes NativeOutput over messages: change docs/clients.md")
     except UserError as error:
         assert "Native structured output is not supported" in str(error), error
