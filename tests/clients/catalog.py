@@ -87,5 +87,15 @@ FRAMEWORKS = {
     "dspy": framework("dspy_modules.py", "dspy"),
     "autogen": framework("autogen_client.py", "autogen-ext[openai]", "autogen-agentchat"),
     "semantic-kernel": framework("semantic_kernel_agents.py", "semantic-kernel"),
+    "crewai": framework("crewai_crews.py", "crewai[anthropic]"),
+    "llm": framework("llm_cli.py", "llm"),
+    "outlines": framework("outlines_models.py", "outlines", "openai"),
+    "guidance": framework("guidance_programs.py", "guidance", "openai"),
+    "mirascope": framework("mirascope_calls.py", "mirascope[openai,anthropic]"),
+    "magentic": framework("magentic_prompts.py", "magentic"),
+    "strands": framework("strands_agents.py", "strands-agents[openai,anthropic]"),
+    "google-adk": framework("google_adk_agents.py", "google-adk", "litellm"),
+    "inspect-ai": framework("inspect_evals.py", "inspect_ai", "openai", "anthropic"),
+    "marvin": framework("marvin_tasks.py", "marvin", "pydantic-ai<1.86"),
 }
 CLIENTS = {**SDKS, **AGENTS, **LOADS, **FRAMEWORKS}

@@ -292,6 +292,8 @@ def turn(**fields: object) -> list[dict]:
         ("enable_thinking", False),
         ("thinking", {"type": "perhaps"}),
         ("output_config", {"format": {"type": "json_schema"}}),
+        ("output_format", {"type": "json_schema"}),
+        ("output_format", {"type": "json_schema", "schema": {"not": {}}}),
         ("mcp_servers", [{"type": "url"}]),
         ("compaction", {"type": "summarize"}),
         ("thread", {"type": "create"}),
@@ -307,6 +309,14 @@ def test_refusals_name_the_field(server: RunningServer, field: str, value: objec
         error = error_of(server, PATH, 400, body)
         assert error["type"] == "invalid_request_error"
         assert field in error["message"], error
+
+
+def test_two_forms_that_differ_are_refused(server: RunningServer) -> None:
+    form, other = ({"type": "json_schema", "schema": {"type": kind}} for kind in ("null", "object"))
+    body = {"messages": HI, "max_tokens": 5, "output_config": {"format": form}}
+    assert server.client.post(PATH, json={**body, "output_format": form}).status_code == 200
+    error = error_of(server, PATH, 400, {**body, "output_format": other})
+    assert "output_config.format" in error["message"]
 
 
 def test_a_conversation_that_the_server_would_keep(server: RunningServer) -> None:

@@ -56,6 +56,12 @@ def grammar_of_last(server: RunningServer) -> str:
         (TEXT, {"guided_regex": "a+"}),
         (TEXT, {"guided_choice": ["yes", "no"]}),
         (TEXT, {"guided_grammar": 'root ::= "yes"'}),
+        (TEXT, {"json_schema": json.dumps(SCHEMA)}),
+        (CHAT, {"regex": "a+"}),
+        (CHAT, {"ebnf": 'root ::= "yes"'}),
+        (TEXT, {"guided_regex": "a", "structured_outputs": {"regex": "a"}}),
+        (CHAT, {"guided_decoding_backend": "guidance", "guided_choice": ["a", "b"]}),
+        (CHAT, {"ebnf": 'start: "yes" | WORD\nWORD: /[a-z]+/'}),
         (TEXT, {"response_format": FORMAT}),
         (TEXT, {"structured_outputs": {"json_object": True}}),
         (TEXT, {"structured_outputs": {"structural_tag": TAGS}}),
@@ -71,6 +77,7 @@ def grammar_of_last(server: RunningServer) -> str:
         ),
         (RESPONSES, {"text": {"format": {"type": "json_object"}}}),
         ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}),
+        ("/v1/messages", {"output_format": {"type": "json_schema", "schema": SCHEMA}}),
         (
             "/v1/messages",
             {"tools": [{"name": "add", "input_schema": SCHEMA}], "tool_choice": {"type": "any"}},
@@ -217,6 +224,7 @@ def test_a_schema_beside_the_type(server: RunningServer, kind: str) -> None:
             "#/properties/a/not",
         ),
         (CHAT, {"response_format": FORMAT, "guided_regex": "a"}, "guided_regex", "leave out"),
+        (CHAT, {"regex": "a", "ebnf": 'root ::= "a"'}, "regex", "ebnf exclude each other"),
         (
             CHAT,
             {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -21,8 +20,17 @@ from openspec.serve.shapes.chat import (
 )
 from openspec.text.grammars.demand import CallDemand, Demand, ToolDemand, chat_demand
 
-GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-"""Older names of vLLM's, each of a field of `structured_outputs`."""
+OTHER_NAMES = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "structural_tag": "structural_tag",
+}
+"""Older names of vLLM's and names of SGLang's, each with its key in `structured_outputs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +53,34 @@ def content_of(
     Raises:
         RequestError: two fields say something, or one of them what no answer can be.
     """
-    wanted = [name for name in (*GUIDED, "structural_tag", "structured_outputs")
-              if getattr(body, name) is not None]  # fmt: skip
+    names = (*OTHER_NAMES, "structured_outputs")
+    wanted = [name for name in names if getattr(body, name) is not None]
     if given is not None and given.type != "text":
         wanted.append(param)
     if not wanted:
         return Wanted(None, param)
-    if len(wanted) > 1:
+    demands = [_demand_of(body, name) for name in wanted if name != param]
+    if len(wanted) > 1 and (param in wanted or any(one != demands[0] for one in demands)):
         raise RequestError(
             f"{' and '.join(wanted)} exclude each other; leave out all but one", wanted[0]
         )
-    name = wanted[0]
+    name = wanted[-1]
     _check_ends(body, name)
     if name == param and given is not None:
         return _of_response_format(given, param)
-    fields: object = getattr(body, name)
-    if name != "structured_outputs":
-        fields = {name.removeprefix("guided_"): fields}
-    known = set(StructuredOutputs.__struct_fields__)
-    if isinstance(fields, Mapping) and (unknown := set(fields) - known):
+    fields, known = demands[-1], set(StructuredOutputs.__struct_fields__)
+    if unknown := set(fields) - known:
         raise RequestError(
             f"{name}: unknown key {min(unknown)[:64]!r}; known are {', '.join(sorted(known))}", name
         )
     return Wanted(_structured(fields, name), name)
+
+
+def _demand_of(body: GenerationFields, name: str) -> dict[str, object]:
+    """What a field says, by the keys of `structured_outputs`."""
+    if name in OTHER_NAMES:
+        return {OTHER_NAMES[name]: getattr(body, name)}
+    return body.structured_outputs or {}
 
 
 def _check_ends(body: GenerationFields, name: str) -> None:
