@@ -73,5 +73,16 @@ LOADS = {
     "vllm-bench": Client("vllm_bench.py", VLLM, bare=("vllm",)),
     "sglang-bench": Client("sglang_bench.py", SGLANG, bare=("sglang",)),
 }
-FRAMEWORKS: dict[str, Client] = {}
+FRAMEWORKS: dict[str, Client] = {
+    "ai-sdk": framework(
+        "ai_sdk.mjs",
+        "node@22",
+        "ai@latest",
+        "@ai-sdk/openai@latest",
+        "@ai-sdk/openai-compatible@latest",
+        "@ai-sdk/anthropic@latest",
+        "zod",
+        npm=True,
+    ),
+}
 CLIENTS = {**SDKS, **AGENTS, **LOADS, **FRAMEWORKS}
