@@ -84,5 +84,6 @@ FRAMEWORKS: dict[str, Client] = {
         "zod",
         npm=True,
     ),
+    "promptfoo": framework("promptfoo_eval.py", "node@22", "promptfoo@latest", npm=True),
 }
 CLIENTS = {**SDKS, **AGENTS, **LOADS, **FRAMEWORKS}
