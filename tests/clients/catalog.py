@@ -64,6 +64,12 @@ AGENTS = {
         npm=True,
         script=call("bash", command=COMMAND, description="Write a file"),
     ),
+    "qwen-code": Client(
+        "qwen_code_cli.py",
+        ("node@22", "@qwen-code/qwen-code@latest"),
+        npm=True,
+        script=call("run_shell_command", command=COMMAND, is_background=False),
+    ),
     "aider": Client("aider_cli.py", ("aider-chat",), script=Script(without_tools=WHOLE_FILE)),
 }
 LOADS = {
