@@ -90,6 +90,7 @@ FRAMEWORKS: dict[str, Client] = {
         "zod",
         npm=True,
     ),
+    "baml": framework("baml_functions.py", "baml-py", "pydantic"),
     "promptfoo": framework("promptfoo_eval.py", "node@22", "promptfoo@latest", npm=True),
 }
 CLIENTS = {**SDKS, **AGENTS, **LOADS, **FRAMEWORKS}
