@@ -91,6 +91,7 @@ FRAMEWORKS: dict[str, Client] = {
         npm=True,
     ),
     "baml": framework("baml_functions.py", "baml-py", "pydantic"),
+    "gptme": framework("gptme_cli.py", "gptme"),
     "promptfoo": framework("promptfoo_eval.py", "node@22", "promptfoo@latest", npm=True),
 }
 CLIENTS = {**SDKS, **AGENTS, **LOADS, **FRAMEWORKS}
