@@ -66,6 +66,12 @@ AGENTS = {
         npm=True,
         script=call("bash", command=COMMAND, description="Write a file"),
     ),
+    "qwen-code": Client(
+        "qwen_code_cli.py",
+        ("node@22", "@qwen-code/qwen-code@latest"),
+        npm=True,
+        script=call("run_shell_command", command=COMMAND, is_background=False),
+    ),
     "aider": Client("aider_cli.py", ("aider-chat",), script=Script(without_tools=WHOLE_FILE)),
 }
 LOADS = {
@@ -97,5 +103,18 @@ FRAMEWORKS = {
     "google-adk": framework("google_adk_agents.py", "google-adk", "litellm"),
     "inspect-ai": framework("inspect_evals.py", "inspect_ai", "openai", "anthropic"),
     "marvin": framework("marvin_tasks.py", "marvin", "pydantic-ai<1.86"),
+    "ai-sdk": framework(
+        "ai_sdk.mjs",
+        "node@22",
+        "ai@latest",
+        "@ai-sdk/openai@latest",
+        "@ai-sdk/openai-compatible@latest",
+        "@ai-sdk/anthropic@latest",
+        "zod",
+        npm=True,
+    ),
+    "baml": framework("baml_functions.py", "baml-py", "pydantic"),
+    "gptme": framework("gptme_cli.py", "gptme"),
+    "promptfoo": framework("promptfoo_eval.py", "node@22", "promptfoo@latest", npm=True),
 }
 CLIENTS = {**SDKS, **AGENTS, **LOADS, **FRAMEWORKS}

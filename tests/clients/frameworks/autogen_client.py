@@ -13,16 +13,8 @@ from autogen_agentchat.messages import (
 from autogen_core.models import CreateResult, UserMessage
 from autogen_core.tools import FunctionTool
 from autogen_ext.models.openai import OpenAIChatCompletionClient
+from forms import ANSWER, QUESTION, Sum
 from playing import EMBEDDED, MODEL, SCRIPTED, call, played, print_versions
-from pydantic import BaseModel, Field
-
-
-class Sum(BaseModel):
-    """What the answer holds."""
-
-    apples: int = Field(ge=0, le=99)
-    size: Literal["small", "large"]
-
 
 calls: list[tuple[int, int]] = []
 
@@ -40,8 +32,7 @@ INFO = {
     "structured_output": True,
     "family": "unknown",
 }
-question = [UserMessage(content="Tom has 3 apples and buys 4 more. How many?", source="user")]
-answer = Sum(apples=7, size="small")
+question = [UserMessage(content=QUESTION, source="user")]
 
 
 def client(url: str, **options: object) -> OpenAIChatCompletionClient:
@@ -84,8 +75,8 @@ async def ask() -> None:
 async def play() -> None:
     """The script: JSON mode, and an assistant with tools and with a form, whole and streamed."""
     model = client(SCRIPTED)
-    text = [UserMessage(content=played(answer.model_dump_json()), source="user")]
-    assert Sum.model_validate_json((await model.create(text, json_output=True)).content) == answer
+    text = [UserMessage(content=played(ANSWER.model_dump_json()), source="user")]
+    assert Sum.model_validate_json((await model.create(text, json_output=True)).content) == ANSWER
     for is_streamed in (False, True):
         options = {"model_client": model, "model_client_stream": is_streamed}
         agent = AssistantAgent("a", tools=[add], reflect_on_tool_use=True, **options)
@@ -99,9 +90,9 @@ async def play() -> None:
         assert (ModelClientStreamingChunkEvent in kinds) is is_streamed
         tool = FunctionTool(add, "Adds", strict=True)
         agent = AssistantAgent("b", tools=[tool], output_content_type=Sum, **options)
-        script = played(call("add", a=3, b=4), answer.model_dump_json())
+        script = played(call("add", a=3, b=4), ANSWER.model_dump_json())
         last = (await agent.run(task=script)).messages[-1]
-        assert isinstance(last, StructuredMessage) and last.content == answer, last
+        assert isinstance(last, StructuredMessage) and last.content == ANSWER, last
 
 
 asyncio.run(ask())

@@ -5,22 +5,16 @@ from typing import Annotated, Literal
 
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 
+from forms import QUESTION, Sum
 from haystack.components.agents import Agent
 from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIResponsesChatGenerator
 from haystack.dataclasses import ChatMessage, StreamingChunk
+from haystack.token_counters import OpenAITokenCounter
 from haystack.tools import tool
 from haystack.utils import Secret
 from playing import EMBEDDED, MODEL, SCRIPTED, call, played, print_versions
-from pydantic import BaseModel, Field
 
 Generator = type[OpenAIChatGenerator] | type[OpenAIResponsesChatGenerator]
-
-
-class Sum(BaseModel):
-    """What the answer holds."""
-
-    apples: int = Field(ge=0, le=99)
-    size: Literal["small", "large"]
 
 
 calls: list[tuple[int, int]] = []
@@ -40,7 +34,7 @@ def generator(kind: Generator, url: str, **options: object) -> object:
 
 def ask(kind: Generator, limit: str, form: str) -> None:
     """The embedded model: text, forms and calls that the request enforces."""
-    question = [ChatMessage.from_user("Tom has 3 apples and buys 4 more. How many?")]
+    question = [ChatMessage.from_user(QUESTION)]
     model = generator(kind, EMBEDDED, generation_kwargs={"temperature": 0, limit: 512})
     (whole,) = model.run(question)["replies"]
     chunks: list[StreamingChunk] = []
@@ -50,7 +44,11 @@ def ask(kind: Generator, limit: str, form: str) -> None:
     assert usage.get("completion_tokens", usage.get("output_tokens")) > 0, usage
     assert {chunk.finish_reason for chunk in chunks} >= {"stop"}, chunks[-1]
     again = [*question, whole, ChatMessage.from_user("And 5 more?")]
-    assert model.run(again)["replies"][0].text
+    (second,) = model.run(again)["replies"]
+    if kind is OpenAIResponsesChatGenerator:
+        place = {"api_key": Secret.from_token("unused"), "api_base_url": f"{EMBEDDED}/v1"}
+        counted = OpenAITokenCounter(MODEL, max_retries=0, **place).count(again)
+        assert counted == second.meta["usage"]["input_tokens"], (counted, second.meta)
     (whole,) = model.run(question, generation_kwargs={form: Sum})["replies"]
     assert isinstance(Sum.model_validate_json(whole.text), Sum)
     for is_strict in (True, False):

@@ -3,24 +3,17 @@
 import enum
 import warnings
 from collections.abc import Iterable
-from typing import Literal
 
 import anthropic
 import instructor
 import openai
+from forms import ANSWER, QUESTION, Sum
 from instructor import Mode
 from instructor.core import InstructorRetryException
 from playing import EMBEDDED, MODEL, SCRIPTED, call, played, print_versions
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 warnings.simplefilter("ignore", DeprecationWarning)  # of names of modes
-
-
-class Sum(BaseModel):
-    """What the answer holds."""
-
-    apples: int = Field(ge=0, le=99)
-    size: Literal["small", "large"]
 
 
 class Size(str, enum.Enum):
@@ -54,28 +47,26 @@ def user(text: str) -> dict:
     return {"model": MODEL, "messages": messages, "max_tokens": 512, "max_retries": 0}
 
 
-question = {**user("Tom has 3 apples and buys 4 more. How many?"), "extra_body": {"temperature": 0}}
-answer = Sum(apples=7, size="small")
+question = {**user(QUESTION), "extra_body": {"temperature": 0}}
 
 
 def is_answer(found: Sum) -> bool:
     """Whether it is the answer above; instructor makes a class of its own from ours."""
-    return isinstance(found, Sum) and found.model_dump() == answer.model_dump()
+    return isinstance(found, Sum) and found.model_dump() == ANSWER.model_dump()
 
 
-as_json, as_call = answer.model_dump_json(), call("Sum", apples=7, size="small")
+as_json, as_call = ANSWER.model_dump_json(), call("Sum", apples=7, size="small")
 
 # What the request enforces: the embedded model's object is the one that was asked for.
-for mode in (Mode.TOOLS, Mode.TOOLS_STRICT, Mode.JSON_SCHEMA):
-    client = over_openai(mode)
-    found, completion = client.create_with_completion(response_model=Sum, **question)
-    assert isinstance(found, Sum), (mode, found)
-    assert completion.usage.completion_tokens > 0
-    parts = list(client.create_partial(response_model=Sum, **question))
-    assert parts[-1].model_dump() == found.model_dump(), (mode, parts[-1], found)
-assert isinstance(over_openai(Mode.RESPONSES_TOOLS).create(response_model=Sum, **question), Sum)
-for mode in (Mode.ANTHROPIC_TOOLS, Mode.ANTHROPIC_REASONING_TOOLS):
-    assert isinstance(over_anthropic(mode).create(response_model=Sum, **question), Sum), mode
+for client in (
+    *map(over_openai, (Mode.TOOLS, Mode.TOOLS_STRICT, Mode.JSON_SCHEMA, Mode.RESPONSES_TOOLS)),
+    *map(over_anthropic, (Mode.ANTHROPIC_TOOLS, Mode.ANTHROPIC_REASONING_TOOLS)),
+):
+    found, answered = client.create_with_completion(response_model=Sum, **question)
+    assert isinstance(found, Sum), (client.mode, found)
+    assert answered.usage is not None
+    *_, last = client.create_partial(response_model=Sum, **question)
+    assert last.model_dump() == found.model_dump(), (client.mode, last, found)
 chosen = instructor.from_provider(f"openai/{MODEL}", base_url=f"{EMBEDDED}/v1", api_key="unused")
 del question["model"]
 assert isinstance(chosen.create(response_model=Sum, **question), Sum)
@@ -89,11 +80,11 @@ for mode, text in (
     client = over_openai(mode, SCRIPTED)
     assert is_answer(client.create(response_model=Sum, **user(played(text)))), mode
     *_, last = client.create_partial(response_model=Sum, **user(played(text)))
-    assert last.model_dump() == answer.model_dump(), (mode, last)
+    assert last.model_dump() == ANSWER.model_dump(), (mode, last)
 client = over_anthropic(Mode.ANTHROPIC_JSON, SCRIPTED)
 assert is_answer(client.create(response_model=Sum, **user(played(as_json))))
 for mode in (Mode.TOOLS, Mode.TOOLS_STRICT):
-    text = call("IterableSum", tasks=[answer.model_dump()] * 2)
+    text = call("IterableSum", tasks=[ANSWER.model_dump()] * 2)
     many = over_openai(mode, SCRIPTED).create_iterable(response_model=Sum, **user(played(text)))
     assert [is_answer(one) for one in many] == [True, True], mode
 text = f"{as_call}\n{call('Word', word='apple')}"

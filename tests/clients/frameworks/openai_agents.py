@@ -14,17 +14,9 @@ from agents import (
     set_tracing_disabled,
 )
 from agents.models.interface import Model
+from forms import ANSWER, QUESTION, Sum
 from openai import AsyncOpenAI
 from playing import EMBEDDED, MODEL, SCRIPTED, call, played, print_versions
-from pydantic import BaseModel, Field
-
-
-class Sum(BaseModel):
-    """What the answer holds."""
-
-    apples: int = Field(ge=0, le=99)
-    size: Literal["small", "large"]
-
 
 calls: list[tuple[int, int]] = []
 
@@ -48,35 +40,31 @@ def models(url: str) -> list[Model]:
     return [OpenAIResponsesModel(MODEL, client), OpenAIChatCompletionsModel(MODEL, client)]
 
 
-question = "Tom has 3 apples and buys 4 more. How many?"
-answer = Sum(apples=7, size="small")
-
-
 async def ask(model: Model) -> None:
     """The embedded model: text, forms and calls that the request enforces."""
     greedy = {"temperature": 0, "max_tokens": 256}
     agent = Agent("a", model=model, model_settings=ModelSettings(**greedy, include_usage=True))
-    whole = await Runner.run(agent, question)
+    whole = await Runner.run(agent, QUESTION)
     assert whole.context_wrapper.usage.output_tokens > 0
-    streamed = Runner.run_streamed(agent, question)
+    streamed = Runner.run_streamed(agent, QUESTION)
     kinds = {event.type async for event in streamed.stream_events()}
     assert kinds >= {"raw_response_event", "run_item_stream_event"}, kinds
     assert streamed.final_output == whole.final_output
     assert streamed.context_wrapper.usage.output_tokens > 0
     agent = agent.clone(output_type=Sum)
-    whole = await Runner.run(agent, question)
-    streamed = Runner.run_streamed(agent, question)
+    whole = await Runner.run(agent, QUESTION)
+    streamed = Runner.run_streamed(agent, QUESTION)
     assert {event.type async for event in streamed.stream_events()} == kinds
     assert isinstance(whole.final_output, Sum) and streamed.final_output == whole.final_output
-    # A call that must come beside the form of the last answer.
+    # A call that must come beside the form of the last ANSWER.
     agent.tool_use_behavior = "stop_on_first_tool"
     for tool in (add, add_loosely):
         for choice in ("required", tool.name):
             forced = ModelSettings(**greedy, tool_choice=choice, parallel_tool_calls=False)
             agent = agent.clone(tools=[tool], model_settings=forced)
             calls.clear()
-            await Runner.run(agent, question)
-            streamed = Runner.run_streamed(agent, question)
+            await Runner.run(agent, QUESTION)
+            streamed = Runner.run_streamed(agent, QUESTION)
             names = [e.name async for e in streamed.stream_events() if hasattr(e, "name")]
             assert names[-2:] == ["tool_called", "tool_output"], names
             assert len(calls) == 2 and {*sum(calls, ())} <= {3, 4}, (tool.name, calls)
@@ -86,18 +74,18 @@ async def play(model: Model) -> None:
     """The script: a loop over tools, a handoff, and a conversation that a session keeps."""
     sums = Agent("sums", model=model, tools=[add], output_type=Sum)
     desk = Agent("desk", model=model, handoffs=[sums])
-    script = (call("transfer_to_sums"), call("add", a=3, b=4), answer.model_dump_json())
+    script = (call("transfer_to_sums"), call("add", a=3, b=4), ANSWER.model_dump_json())
     calls.clear()
     whole = await Runner.run(desk, played(*script))
-    assert whole.final_output == answer and whole.last_agent is sums and calls == [(3, 4)]
+    assert whole.final_output == ANSWER and whole.last_agent is sums and calls == [(3, 4)]
     assert whole.context_wrapper.usage.requests == 3
     streamed = Runner.run_streamed(desk, played(*script))
     names = [e.name async for e in streamed.stream_events() if hasattr(e, "name")]
     assert names.count("tool_called") == 1 and "handoff_occured" in names, names
-    assert streamed.final_output == answer and calls == [(3, 4)] * 2
+    assert streamed.final_output == ANSWER and calls == [(3, 4)] * 2
     # The SDK forces the first call alone; the form holds for the turn after it.
     sums.model_settings = ModelSettings(tool_choice="required")
-    assert (await Runner.run(sums, played(*script[1:]))).final_output == answer
+    assert (await Runner.run(sums, played(*script[1:]))).final_output == ANSWER
     session = SQLiteSession("one")
     agent = Agent("a", model=model, tools=[add])
     for text in (played(call("add", a=3, b=4), "Seven."), played("Twelve.")):

@@ -1,11 +1,10 @@
 """semantic-kernel: chat, completions, functions, and agents over chat and over responses."""
 
 import asyncio
-from typing import Literal
 
+from forms import QUESTION, Sum
 from openai import AsyncOpenAI
 from playing import EMBEDDED, MODEL, SCRIPTED, call, played, print_versions
-from pydantic import BaseModel, Field
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent, OpenAIResponsesAgent
 from semantic_kernel.connectors.ai import FunctionChoiceBehavior
@@ -17,13 +16,6 @@ from semantic_kernel.connectors.ai.open_ai import (
 )
 from semantic_kernel.contents import ChatHistory, FunctionCallContent
 from semantic_kernel.functions import kernel_function
-
-
-class Sum(BaseModel):
-    """What the answer holds."""
-
-    apples: int = Field(ge=0, le=99)
-    size: Literal["small", "large"]
 
 
 class Sums:
@@ -46,7 +38,7 @@ def client(url: str) -> AsyncOpenAI:
 async def ask() -> None:
     """The embedded model: text, a form and a function that the request enforces."""
     service = OpenAIChatCompletion(MODEL, async_client=client(EMBEDDED))
-    text = "Tom has 3 apples and buys 4 more. How many?"
+    text = QUESTION
     history = ChatHistory()
     history.add_user_message(text)
     settings = OpenAIChatPromptExecutionSettings(temperature=0, max_tokens=512)

@@ -107,7 +107,8 @@ class MessagesFields(Model):
         """What the text must be, and the field that says so."""
         if self.output_format is not None:
             return self.output_format, "output_format"
-        return self.output_config and self.output_config.format, "output_config.format"
+        config = self.output_config
+        return config.format if config is not None else None, "output_config.format"
 
 
 class CountTokensRequest(MessagesFields):
