@@ -76,6 +76,7 @@ LOADS = {
     "lm-eval": Client("lm_eval_harness.py", ("lm_eval[api]",)),
     "guidellm": Client("guidellm_bench.py", ("guidellm",)),
     "aiperf": Client("aiperf_bench.py", ("aiperf",)),
+    "evalscope": Client("evalscope_bench.py", ("evalscope[perf]",)),
     "vllm-bench": Client("vllm_bench.py", VLLM, bare=("vllm",)),
     "sglang-bench": Client("sglang_bench.py", SGLANG, bare=("sglang",)),
 }
