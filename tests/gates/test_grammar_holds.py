@@ -69,13 +69,15 @@ def test_holds_with_preemption_chunks_and_prefix_hits(drafter_name: str) -> None
     settings = drafter_settings(drafter_name)
     core = grammar_core(
         **settings,
-        kv_cache_memory=kv_memory(16, **settings),
+        kv_cache_memory=kv_memory(12, **settings),
         max_model_len=160,
         max_num_batched_tokens=48,
     )
     holder = Holder(core)
-    for _ in range(2):
+    for _ in range(8):  # what is held, and so how many run at once, hangs on the clock
         assert texts(run(core, batch)) == texts(plain(batch))
+        if core.stats().num_preemptions > 0 and core.stats().prefix_cache_hits > 0:
+            break
     assert holder.num_held > 10
     assert core.stats().prefix_cache_hits > 0
     assert core.stats().num_preemptions > 0
