@@ -18,11 +18,13 @@ class Client:
     """Of the server that answers instead of the embedded model, or beside it."""
     bare: tuple[str, ...] = ()
     """Packages without those that they need."""
+    refusals: tuple[str, ...] = ()
+    """Codes of refusals by the scripted server that the client answers by itself."""
 
 
-def framework(program: str, *packages: str, npm: bool = False) -> Client:
+def framework(program: str, *packages: str, npm: bool = False, **options: object) -> Client:
     """A framework, whose program plays its own answers on the scripted server."""
-    return Client(f"frameworks/{program}", packages, npm, script=Script())
+    return Client(f"frameworks/{program}", packages, npm, script=Script(), **options)
 
 
 COMMAND = "echo hello > made.txt"
@@ -80,7 +82,28 @@ LOADS = {
     "vllm-bench": Client("vllm_bench.py", VLLM, bare=("vllm",)),
     "sglang-bench": Client("sglang_bench.py", SGLANG, bare=("sglang",)),
 }
-FRAMEWORKS: dict[str, Client] = {
+FRAMEWORKS = {
+    "anthropic-tools": framework(
+        "anthropic_tools.py", "anthropic", refusals=("thread_unsupported_request",)
+    ),
+    "instructor": framework("instructor_modes.py", "instructor", "openai", "anthropic"),
+    "pydantic-ai": framework("pydantic_ai_agents.py", "pydantic-ai-slim[openai,anthropic]"),
+    "openai-agents": framework("openai_agents.py", "openai-agents"),
+    "smolagents": framework("smolagents_agents.py", "smolagents[openai]"),
+    "haystack": framework("haystack_generators.py", "haystack-ai"),
+    "dspy": framework("dspy_modules.py", "dspy"),
+    "autogen": framework("autogen_client.py", "autogen-ext[openai]", "autogen-agentchat"),
+    "semantic-kernel": framework("semantic_kernel_agents.py", "semantic-kernel"),
+    "crewai": framework("crewai_crews.py", "crewai[anthropic]"),
+    "llm": framework("llm_cli.py", "llm"),
+    "outlines": framework("outlines_models.py", "outlines", "openai"),
+    "guidance": framework("guidance_programs.py", "guidance", "openai"),
+    "mirascope": framework("mirascope_calls.py", "mirascope[openai,anthropic]"),
+    "magentic": framework("magentic_prompts.py", "magentic"),
+    "strands": framework("strands_agents.py", "strands-agents[openai,anthropic]"),
+    "google-adk": framework("google_adk_agents.py", "google-adk", "litellm"),
+    "inspect-ai": framework("inspect_evals.py", "inspect_ai", "openai", "anthropic"),
+    "marvin": framework("marvin_tasks.py", "marvin", "pydantic-ai<1.86"),
     "ai-sdk": framework(
         "ai_sdk.mjs",
         "node@22",

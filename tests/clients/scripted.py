@@ -27,7 +27,8 @@ MAX_MODEL_LEN = 1 << 18
 THINKING = "<think>\nI write the file.\n</think>\n\n"
 NO_THINKING = "</think>\n\n"
 TOOLS, RESULT = "\n</tools>\n", "<tool_response>\n"
-PLAN = re.compile(r"\[\[([\w=-]+)\]\]")
+PLAN = re.compile(r"\[\[(eyJpZCI6[\w=-]*)\]\]")
+"""In base64, where `eyJpZCI6` is `{"id":`: agents write links in double brackets, too."""
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,7 @@ SEEDS: dict[str, list[dict]] = {
             ],
         }
     ],
+    "/v1/responses/input_tokens": [{"input": "hi", "instructions": "be kind"}],
     "/v1/responses": [
         {
             "input": [

@@ -37,6 +37,7 @@ POSTS = [
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/responses",
+    "/v1/responses/input_tokens",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/tokenize",

@@ -161,6 +161,24 @@ def test_chat_logprobs(server: RunningServer) -> None:
     assert server.chat(max_tokens=2)["choices"][0]["logprobs"] is None
 
 
+def test_the_texts_of_a_chunk_s_logprobs_are_its_content(server: RunningServer) -> None:
+    server.engine.script = lambda _: server.ids("It is seven or so.<|im_end|>")
+    body = {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
+    for extra in ({}, {"return_token_ids": True}):
+        chunks = list(stream(server.client, "/v1/chat/completions", {**body, **extra}))
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        for choice in choices[1:-1]:
+            tokens = [entry["token"] for entry in choice["logprobs"]["content"]]
+            assert "".join(tokens) == choice["delta"]["content"]
+        last = choices[-1]
+        assert last["delta"] == {} and last["finish_reason"] == "stop"
+        assert [entry["token"] for entry in last["logprobs"]["content"]] == ["<|im_end|>"]
+        if extra:
+            assert [len(choice["token_ids"]) for choice in choices[1:]] == [
+                len(choice["logprobs"]["content"]) for choice in choices[1:]
+            ]
+
+
 def test_token_names_are_unique() -> None:
     assert token_name(5, b"abc", as_id=False) == "abc"
     assert token_name(5, b"\xe2\x80", as_id=False) == "bytes:\\xe2\\x80"

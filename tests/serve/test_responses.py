@@ -56,6 +56,26 @@ def events_of(server: RunningServer, **body: object) -> list[dict]:
     return events
 
 
+def test_tokens_of_an_input_are_counted(server: RunningServer) -> None:
+    count = server.openai.responses.input_tokens.count
+    asked = {"model": MODEL_NAME, "input": "hi", "tools": TOOLS, "instructions": "be kind"}
+    answer = server.openai.responses.create(**asked)
+    num_requests = len(server.engine.requests)
+    counted = count(**asked)
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == answer.usage.input_tokens
+    assert counted.input_tokens > count(**{**asked, "tools": []}).input_tokens
+    both = {**asked, "previous_response_id": answer.id}
+    assert count(**both).input_tokens > answer.usage.total_tokens
+    assert len(server.engine.requests) == num_requests, "nothing is generated"
+    path = f"{PATH}/input_tokens"
+    error = server.error(path, input=[{"type": "image_generation_call"}])
+    assert error["param"] == "input"
+    assert server.error(path, input="hi", conversation="c")["param"] == "conversation"
+    assert server.error(path, 404, input="hi", model="none")["code"] == "model_not_found"
+    assert server.client.get(path).status_code == 405
+
+
 def test_a_text(server: RunningServer) -> None:
     answer = server.openai.responses.create(model=MODEL_NAME, input="hi", max_output_tokens=12)
     assert answer.object == "response" and answer.id.startswith("resp-")

@@ -151,18 +151,37 @@ class _Answer(ChunkedAnswer):
         is_empty = not (added.content or added.reasoning or added.calls)
         if is_empty and not delta.finished and not (wants_tokens and delta.token_ids):
             return []
-        logprobs = self._logprobs(delta.token_ids, delta.logprobs)
-        choices = [wire.ChatChunkChoice(processor.index, out, logprobs, None)]
-        if self._request.return_token_ids:
-            choices[0].token_ids = list(delta.token_ids)
+        # Clients take a chunk's text from its logprobs: a token without text has its own chunk.
+        is_apart = not is_empty and delta.logprobs and self._ends_without_text(delta)
+        end = len(delta.token_ids) - 1 if is_apart else len(delta.token_ids)
+        choices = [self._chunk_choice(processor.index, out, delta, slice(end))]
         choices[0].steps = shown_steps(self.context.tokenizer, delta.steps, delta.token_texts)
         if delta.finished:
-            if added.calls:
+            if is_apart:
+                rest = slice(end, None)
+                choices.append(self._chunk_choice(processor.index, wire.ChatDelta(), delta, rest))
+            elif added.calls:
                 # The openai client ends a call only at a chunk that follows it.
                 choices.append(wire.ChatChunkChoice(processor.index, wire.ChatDelta(), None, None))
             choices[-1].finish_reason = parser.finish_reason(delta.finish_reason)
             choices[-1].stop_reason = delta.stop_reason
         return choices
+
+    def _ends_without_text(self, delta: OutputDelta) -> bool:
+        """Whether the last token ended the answer and is not in its text."""
+        is_token = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str)
+        return is_token and not self._request.include_stop_str_in_output
+
+    def _chunk_choice(
+        self, index: int, out: wire.ChatDelta, delta: OutputDelta, part: slice
+    ) -> wire.ChatChunkChoice:
+        """A chunk with what is asked about a part of an output's tokens."""
+        positions = None if delta.logprobs is None else delta.logprobs[part]
+        logprobs = self._logprobs(delta.token_ids[part], positions)
+        choice = wire.ChatChunkChoice(index, out, logprobs, None)
+        if self._request.return_token_ids:
+            choice.token_ids = list(delta.token_ids[part])
+        return choice
 
 
 @dataclasses.dataclass(slots=True)

@@ -33,7 +33,7 @@ from openspec.serve.endpoints.kept_responses import (
     list_input_items,
 )
 from openspec.serve.endpoints.messages import count_tokens, create_message
-from openspec.serve.endpoints.responses import create_response
+from openspec.serve.endpoints.responses import count_input_tokens, create_response
 from openspec.serve.endpoints.ui_page import ui
 from openspec.serve.generation.context import ServerContext, key_of
 from openspec.serve.shapes.chat import (
@@ -133,6 +133,7 @@ POST_ROUTES: dict[str, tuple[Handler, type[BaseModel] | None]] = {
     "/v1/completions": (create_completion, CompletionRequest),
     "/v1/chat/completions": (create_chat_completion, ChatCompletionRequest),
     "/v1/responses": (create_response, ResponsesRequest),
+    "/v1/responses/input_tokens": (count_input_tokens, ResponsesRequest),
     "/v1/messages": (create_message, MessagesRequest),
     "/v1/messages/count_tokens": (count_tokens, CountTokensRequest),
     "/tokenize": (info.tokenize, TokenizeRequest),
@@ -157,6 +158,7 @@ _EXAMPLES: dict[str, dict[str, object]] = {
     "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 32, "stream": True},
     "/v1/chat/completions": {**_CHAT, "max_tokens": 256, "stream": True},
     "/v1/responses": {"input": _QUESTION, "max_output_tokens": 256, "stream": True},
+    "/v1/responses/input_tokens": {"input": _QUESTION},
     "/v1/messages": {**_CHAT, "max_tokens": 256, "stream": True},
     "/v1/messages/count_tokens": _CHAT,
     "/tokenize": {"prompt": "Once upon a time"},
@@ -315,9 +317,11 @@ def _refuse_other_sites(
 def _route_of(path: str) -> str:
     if path.startswith(MODELS_PREFIX):
         return MODELS_PREFIX + "{model_id}"
+    if path in ROUTES:
+        return path
     if kept := _KEPT_PATH.fullmatch(path):
         return KEPT_INPUT if kept[1] else KEPT_RESPONSE
-    return path if path in ROUTES else "other"
+    return "other"
 
 
 def shown_path(scope: Scope) -> str:
