@@ -78,6 +78,7 @@ LOADS = {
     "lm-eval": Client("lm_eval_harness.py", ("lm_eval[api]",)),
     "guidellm": Client("guidellm_bench.py", ("guidellm",)),
     "aiperf": Client("aiperf_bench.py", ("aiperf",)),
+    "evalscope": Client("evalscope_bench.py", ("evalscope[perf]",)),
     "vllm-bench": Client("vllm_bench.py", VLLM, bare=("vllm",)),
     "sglang-bench": Client("sglang_bench.py", SGLANG, bare=("sglang",)),
 }
@@ -116,5 +117,6 @@ FRAMEWORKS = {
     "baml": framework("baml_functions.py", "baml-py", "pydantic"),
     "gptme": framework("gptme_cli.py", "gptme"),
     "promptfoo": framework("promptfoo_eval.py", "node@22", "promptfoo@latest", npm=True),
+    "ragas": framework("ragas_metrics.py", "ragas", "langchain-community<0.4", "instructor>=1.10"),
 }
 CLIENTS = {**SDKS, **AGENTS, **LOADS, **FRAMEWORKS}
