@@ -282,6 +282,8 @@ async def send(port: int, cases: list[tuple[str, bytes]]) -> tuple[Counter[int],
                 keys = {"message", "type"}
                 if not path.startswith("/v1/messages"):
                     keys |= {"param", "code"}
+                elif "details" in error:
+                    keys |= {"details"}
                 if set(error) != keys:
                     problem = "shape"
                 elif len(error["message"]) > MAX_MESSAGE_CHARS:
