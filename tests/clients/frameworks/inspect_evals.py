@@ -88,7 +88,15 @@ async def ask_embedded() -> None:
 def evaluate_scripted() -> None:
     """An evaluation whose samples call a tool."""
     settings = {"display": "none", "log_level": "error", "fail_on_error": True}
-    for model in models(SCRIPTED, GenerateConfig(max_tokens=512)):
+    config = GenerateConfig(max_tokens=512)
+    written = get_model(
+        f"openai-api/openspec/{MODEL}",
+        base_url=f"{SCRIPTED}/v1",
+        api_key="unused",
+        config=config,
+        emulate_tools=True,
+    )
+    for model in [*models(SCRIPTED, config), written]:
         calls.clear()
         asked = played(call("add", a=3, b=4), call("add", a=7, b=1), "It is 8.")
         solver = [use_tools(add()), generate()]
