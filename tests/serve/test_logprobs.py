@@ -161,22 +161,24 @@ def test_chat_logprobs(server: RunningServer) -> None:
     assert server.chat(max_tokens=2)["choices"][0]["logprobs"] is None
 
 
-def test_the_texts_of_a_chunk_s_logprobs_are_its_content(server: RunningServer) -> None:
-    server.engine.script = lambda _: server.ids("It is seven or so.<|im_end|>")
-    body = {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
-    for extra in ({}, {"return_token_ids": True}):
-        chunks = list(stream(server.client, "/v1/chat/completions", {**body, **extra}))
-        choices = [choice for chunk in chunks for choice in chunk["choices"]]
-        for choice in choices[1:-1]:
-            tokens = [entry["token"] for entry in choice["logprobs"]["content"]]
-            assert "".join(tokens) == choice["delta"]["content"]
-        last = choices[-1]
-        assert last["delta"] == {} and last["finish_reason"] == "stop"
-        assert [entry["token"] for entry in last["logprobs"]["content"]] == ["<|im_end|>"]
-        if extra:
-            assert [len(choice["token_ids"]) for choice in choices[1:]] == [
-                len(choice["logprobs"]["content"]) for choice in choices[1:]
-            ]
+@pytest.mark.parametrize("stop", [None, ["or so"]], ids=str)
+def test_a_stream_with_logprobs_goes_token_by_token(
+    server: RunningServer, stop: list[str] | None
+) -> None:
+    """Clients take a chunk's text from its logprobs where it has several."""
+    server.engine.script = lambda _: server.ids("It is seven or so, über.<|im_end|>")
+    body = {"messages": [{"role": "user", "content": "x"}], "return_token_ids": True, "stop": stop}
+    whole = server.chat(**body, logprobs=True)["choices"][0]
+    chunks = stream(server.client, "/v1/chat/completions", {**body, "logprobs": True})
+    choices = [choice for chunk in chunks for choice in chunk["choices"]][1:]
+    assert [choice["token_ids"] for choice in choices] == [[one] for one in whole["token_ids"]]
+    entries = [entry for choice in choices for entry in choice["logprobs"]["content"]]
+    assert entries == whole["logprobs"]["content"]
+    contents = [choice["delta"].get("content", "") for choice in choices]
+    assert "".join(contents) == whole["message"]["content"]
+    if stop is None:
+        assert choices[-1]["delta"] == {} and entries[-1]["token"] == "<|im_end|>"
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
 
 
 def test_token_names_are_unique() -> None:

@@ -1,11 +1,11 @@
-"""guidance: its model for OpenAI, text and JSON; its model for vLLM, patterns and choices."""
+"""guidance: its models for OpenAI, SGLang and vLLM: text, JSON, patterns, choices."""
 
 import re
 
 import openai
 from guidance import assistant, gen, json, select, system, user
 from guidance.models import Model, OpenAI
-from guidance.models.experimental import VLLMModel
+from guidance.models.experimental import SglangModel, VLLMModel
 from playing import EMBEDDED, MODEL, print_versions
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -39,9 +39,16 @@ with assistant():
     model += json(name="form", schema=Sum)
 assert isinstance(Sum.model_validate_json(model["form"]), Sum)
 
-model = VLLMModel(MODEL, **settings)
-assert re.fullmatch("[0-9]{2} apples", asked(model, gen("text", regex="[0-9]{2} apples"))["text"])
-assert asked(model, "The answer is " + select(["yes", "no"], name="word"))["word"] in ("yes", "no")
+model = asked(SglangModel(MODEL, **settings), gen("text", max_tokens=512, temperature=0.01))
+assert model["text"].strip()
+form = asked(SglangModel(MODEL, **settings), json("form", schema=Sum))["form"]
+assert isinstance(Sum.model_validate_json(form), Sum)
+
+for model in (SglangModel(MODEL, **settings), VLLMModel(MODEL, **settings)):
+    text = asked(model, gen("text", regex="[0-9]{2} apples"))["text"]
+    assert re.fullmatch("[0-9]{2} apples", text), text
+    word = asked(model, "The answer is " + select(["yes", "no"], name="word"))["word"]
+    assert word in ("yes", "no")
 for node in (gen("text", max_tokens=5), gen("text", regex="[a-z]+", stop="q")):
     try:
         asked(model, node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -57,6 +57,7 @@ class _Answer(ChunkedAnswer):
         names = ("reasoning_content", "reasoning")
         self._reasoning_fields = names if field == "both" else (field,)
         self._parsers = [chat.parser(context) for _ in chat.job.processors]
+        self._num_chars = [0] * len(self._parsers)
 
     def whole(self) -> wire.ChatCompletion:
         """All choices."""
@@ -76,9 +77,31 @@ class _Answer(ChunkedAnswer):
             chunks.append(self.answer_of(wire.ChatChunk, [first]))
             if processor.index == 0:
                 self._add_prompt(chunks[0])
-        for choice in self._chunk_choices(processor, delta):
-            chunks.append(self.answer_of(wire.ChatChunk, [choice]))
+        for part in self._parts(processor.index, delta):
+            for choice in self._chunk_choices(processor, part):
+                chunks.append(self.answer_of(wire.ChatChunk, [choice]))
         return chunks
+
+    def _parts(self, index: int, delta: OutputDelta) -> Iterator[OutputDelta]:
+        """An output as its chunks carry it: with logprobs, token by token.
+
+        Clients take a chunk's text from its logprobs, where tokens of thinking, of tags and the
+        last one would stand between those of the content.
+        """
+        past, num_chars, begin = self._num_chars[index], len(delta.text), 0
+        self._num_chars[index] += num_chars
+        if delta.logprobs is None or len(delta.token_ids) < 2:
+            yield delta
+            return
+        for place, following in enumerate([*delta.text_offsets[1:], None]):
+            end = num_chars if following is None else min(max(begin, following - past), num_chars)
+            yield dataclasses.replace(
+                OutputDelta() if following is not None else delta,
+                text=delta.text[begin:end],
+                token_ids=delta.token_ids[place : place + 1],
+                logprobs=delta.logprobs[place : place + 1],
+            )
+            begin = end
 
     def usage(self) -> wire.Usage:
         """Tokens of prompt and answer, with those of thinking."""
@@ -151,37 +174,18 @@ class _Answer(ChunkedAnswer):
         is_empty = not (added.content or added.reasoning or added.calls)
         if is_empty and not delta.finished and not (wants_tokens and delta.token_ids):
             return []
-        # Clients take a chunk's text from its logprobs: a token without text has its own chunk.
-        is_apart = not is_empty and delta.logprobs and self._ends_without_text(delta)
-        end = len(delta.token_ids) - 1 if is_apart else len(delta.token_ids)
-        choices = [self._chunk_choice(processor.index, out, delta, slice(end))]
+        logprobs = self._logprobs(delta.token_ids, delta.logprobs)
+        choices = [wire.ChatChunkChoice(processor.index, out, logprobs, None)]
+        if self._request.return_token_ids:
+            choices[0].token_ids = list(delta.token_ids)
         choices[0].steps = shown_steps(self.context.tokenizer, delta.steps, delta.token_texts)
         if delta.finished:
-            if is_apart:
-                rest = slice(end, None)
-                choices.append(self._chunk_choice(processor.index, wire.ChatDelta(), delta, rest))
-            elif added.calls:
+            if added.calls:
                 # The openai client ends a call only at a chunk that follows it.
                 choices.append(wire.ChatChunkChoice(processor.index, wire.ChatDelta(), None, None))
             choices[-1].finish_reason = parser.finish_reason(delta.finish_reason)
             choices[-1].stop_reason = delta.stop_reason
         return choices
-
-    def _ends_without_text(self, delta: OutputDelta) -> bool:
-        """Whether the last token ended the answer and is not in its text."""
-        is_token = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str)
-        return is_token and not self._request.include_stop_str_in_output
-
-    def _chunk_choice(
-        self, index: int, out: wire.ChatDelta, delta: OutputDelta, part: slice
-    ) -> wire.ChatChunkChoice:
-        """A chunk with what is asked about a part of an output's tokens."""
-        positions = None if delta.logprobs is None else delta.logprobs[part]
-        logprobs = self._logprobs(delta.token_ids[part], positions)
-        choice = wire.ChatChunkChoice(index, out, logprobs, None)
-        if self._request.return_token_ids:
-            choice.token_ids = list(delta.token_ids[part])
-        return choice
 
 
 @dataclasses.dataclass(slots=True)
