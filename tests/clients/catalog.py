@@ -117,6 +117,6 @@ FRAMEWORKS = {
     "baml": framework("baml_functions.py", "baml-py", "pydantic"),
     "gptme": framework("gptme_cli.py", "gptme"),
     "promptfoo": framework("promptfoo_eval.py", "node@22", "promptfoo@latest", npm=True),
-    "ragas": framework("ragas_metrics.py", "ragas", "langchain-community<0.4", "instructor>=1.10"),
+    "ragas": framework("ragas_metrics.py", "ragas", "langchain-community<0.4"),
 }
 CLIENTS = {**SDKS, **AGENTS, **LOADS, **FRAMEWORKS}
