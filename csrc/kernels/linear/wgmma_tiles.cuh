@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/common/wgmma.cuh"
+#include "kernels/exchange/exchange.cuh"
 #include "kernels/linear/tiles.cuh"
 #include "kernels/linear/wgmma_output.cuh"
 
@@ -64,6 +65,13 @@ struct Job {
   int num_row_tiles;
   int band;  // row tiles that run together, so that they find each other's weights in the cache
   int num_tiles;
+};
+
+/// A job whose sums go to the inboxes of ranks. `out` is then the place of the first of its splits
+/// in slot 0 of the own inbox.
+struct ExchangeJob : Job {
+  Outbox to;
+  int inbox_rows;  // of a split
 };
 
 /// Shared memory of a warpgroup beside the ring: the sums of the splits so far where it adds them
