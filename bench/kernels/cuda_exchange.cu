@@ -300,7 +300,7 @@ void enqueue_soak(const Part& part, const Part& whole, int num_rows, const Excha
                   uint32_t* num_differences, cudaStream_t stream) {
   constexpr uint32_t kMostPauseNs = 20'000;
   const auto* rounds = reinterpret_cast<const uint64_t*>(
-      view.memory[view.rank] + exchange_bytes(view.slot_floats) - sizeof(ExchangeRounds));
+      view.memory[view.rank] + exchange_bytes(view.slot_floats) - sizeof(ExchangeState));
   part.enqueue_start(num_rows, stream);
   for (int round = 0; round < kRounds; ++round) {
     CHECK_CUDA(cuda::launch(pause_kernel, 1, 1, 0, stream, static_cast<uint32_t>(view.rank), rounds,

@@ -138,11 +138,7 @@ __device__ __forceinline__ void multiply_tiles(const JobType& job, const Ring& r
                                                int rank, uint32_t shared) {
   constexpr bool kSends = std::is_same_v<JobType, ExchangeJob>;
   [[maybe_unused]] int64_t slot = 0;
-  int split_rows = job.num_rows;
-  if constexpr (kSends) {
-    slot = begin_sending(job.to);
-    split_rows = job.inbox_rows;
-  }
+  if constexpr (kSends) slot = begin_sending(job.to);
   const int thread = threadIdx.x % kGroupThreads;
   const uint32_t stored_sums = shared + thread * 16;
   ChainReader<kRows, kCluster> reader(ring, group, thread % 32, job.tile_units * kUnitBytes);
@@ -188,7 +184,7 @@ __device__ __forceinline__ void multiply_tiles(const JobType& job, const Ring& r
     to.out = job.out;
     if (job.is_split) {
       to.out = static_cast<float*>(job.out) +
-               partial_index(split_rows, num_outputs, tile.first_split, 0, 0);
+               partial_index(split_rows(job), num_outputs, tile.first_split, 0, 0);
     }
     if (job.bias != nullptr) add_bias<kRows>(to, job.bias, sums);
     // One buffer serves all this: nobody writes it for one purpose while another thread still reads

@@ -71,8 +71,12 @@ struct Job {
 /// in slot 0 of the own inbox.
 struct ExchangeJob : Job {
   Outbox to;
-  int inbox_rows;  // of a split
+  int inbox_rows;
 };
+
+/// Rows of a split's sums.
+__host__ __device__ constexpr int split_rows(const Job& job) { return job.num_rows; }
+__host__ __device__ constexpr int split_rows(const ExchangeJob& job) { return job.inbox_rows; }
 
 /// Shared memory of a warpgroup beside the ring: the sums of the splits so far where it adds them
 /// up, then its output on the way to memory where that is bf16.

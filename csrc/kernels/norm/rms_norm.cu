@@ -101,7 +101,7 @@ struct ExchangeNormParams : RmsNormParams {
 /// And whose results are sent to all ranks: block b has row b * num_ranks + rank.
 struct OwnedNormParams : ExchangeNormParams {
   int rank, num_ranks;
-  bool sends_residual;
+  OwnedRows everywhere;
   ExchangeState* states[kMaxRanks] = {};
 };
 
@@ -200,8 +200,8 @@ __global__ void __maxnreg__(max_registers(kColumns, kTakes<Params>))
     bits = cuda::to_bf16(sum);
     if (is_inside) cuda::store_pack(residual, bits);
     if constexpr (kOwns<Params>) {
-      if (is_inside && params.sends_residual) {
-        store_everywhere(params.owned.residual, params.num_ranks, at, bits);
+      if (is_inside && params.everywhere.residual[0] != nullptr) {
+        store_everywhere(params.everywhere.residual, params.num_ranks, at, bits);
       }
     }
   }
@@ -222,7 +222,7 @@ __global__ void __maxnreg__(max_registers(kColumns, kTakes<Params>))
   const int64_t out_at = row * params.out_stride + column;
   if constexpr (kOwns<Params>) {
     if (is_inside) {
-      store_everywhere(params.owned.out, params.num_ranks, out_at, cuda::to_bf16(x));
+      store_everywhere(params.everywhere.out, params.num_ranks, out_at, cuda::to_bf16(x));
     }
     __syncthreads();
 #pragma unroll
@@ -278,7 +278,7 @@ int launch_exchange_norm(const RmsNormParams& params, int num_threads, float inv
   if (!have_owners(params.num_rows)) {
     return launch_taking<kColumns>(taking, params.num_rows, num_threads, inverse_width, stream);
   }
-  OwnedNormParams owned = {taking, rank, num_ranks, params.owned.residual[rank] != nullptr};
+  OwnedNormParams owned = {taking, rank, num_ranks, *params.owned};
   for (int i = 0; i < num_ranks; ++i) owned.states[i] = cuda::state_of(exchange, i);
   const int num_own = (params.num_rows - rank + num_ranks - 1) / num_ranks;
   const int error = launch_taking<kColumns>(owned, num_own, num_threads, inverse_width, stream);
@@ -312,16 +312,18 @@ bool has_legal_exchange(const RmsNormParams& params) {
     return false;
   }
   if (!have_owners(params.num_rows)) return true;
-  const void* const* residuals = params.owned.residual;
+  if (params.owned == nullptr) return false;
+  const OwnedRows& owned = *params.owned;
+  const void* const* residuals = owned.residual;
   for (int rank = 0; rank < exchange.num_ranks; ++rank) {
-    const void* out = params.owned.out[rank];
+    const void* out = owned.out[rank];
     if (out == nullptr || !cuda::are_aligned(out, residuals[rank]) ||
         (residuals[rank] == nullptr) != (residuals[0] == nullptr)) {
       return false;
     }
   }
   const int own = exchange.rank;
-  return params.owned.out[own] == params.out &&
+  return owned.out[own] == params.out &&
          (residuals[own] == nullptr || residuals[own] == params.residual);
 }
 

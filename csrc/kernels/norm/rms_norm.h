@@ -30,9 +30,9 @@ struct RmsNormParams {
   // CUDA, instead of delta_partials: the sums come through the rank's inbox, whose current round is
   // taken. An even number of them; the residual is not started so.
   const Exchange* exchange = nullptr;
-  OwnedRows owned = {};           // of an exchange whose rows have owners
-  bool starts_residual = false;   // residual = delta: what it was is not read
-  const float* weight = nullptr;  // [width]
+  const OwnedRows* owned = nullptr;  // of an exchange whose rows have owners
+  bool starts_residual = false;      // residual = delta: what it was is not read
+  const float* weight = nullptr;     // [width]
   // [num_rows, width] dtype. It may be delta, or where no delta is given residual itself at the
   // same stride; it may not alias residual else.
   void* out = nullptr;

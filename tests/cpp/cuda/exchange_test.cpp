@@ -65,6 +65,34 @@ TEST(ranks_have_the_bits_of_one_device) {
   }
 }
 
+// Rounds of few and of many rows in turn. Without residuals an owner alone knows its rows'.
+TEST(owners_have_the_bits_of_one_device) {
+  for (const Shape& shape : products()) {
+    for (int num_ranks = 2; num_ranks <= shape.num_splits; num_ranks *= 2) {
+      for (const bool sends_residuals : {true, false}) {
+        SharedProduct product(shape, num_ranks, kMaxRowsToOwners);
+        const int64_t most =
+            std::max(product.slot_floats(kMaxRowsToAll), product.slot_floats(kMaxRowsToOwners));
+        Ranks ranks(num_ranks, most);
+        for (const int num_rows : {257, 300, 509, 512, 384}) {
+          const std::string what = std::to_string(num_rows) + " rows";
+          product.run_whole(num_rows, nullptr);
+          product.run_owners(ranks, num_rows, sends_residuals);
+          if (sends_residuals) {
+            product.check_ranks_are_like_the_whole(what);
+            product.run_whole(num_rows % 61, nullptr);
+            product.run_ranks(ranks, num_rows % 61, nullptr);
+            product.check_ranks_are_like_the_whole("after " + what);
+          }
+          product.check_owners_are_like_the_whole(num_rows, what);
+        }
+        CHECK(ranks.are_empty());
+        for (int rank = 0; rank < num_ranks; ++rank) CHECK_EQ(ranks.fault(rank), 0u);
+      }
+    }
+  }
+}
+
 // NaN and infinity are sums like others, of whatever bits.
 TEST(sums_that_are_no_numbers_are_taken) {
   for (const uint16_t value : {0x7fc0, 0xffff, 0x7f80, 0xff80}) {
@@ -183,4 +211,63 @@ TEST(exchanges_that_cannot_be_are_refused) {
   CHECK(refuses_to_take([](Exchange&, RmsNormParams& p) { p.starts_residual = true; }));
   CHECK(refuses_to_take([](Exchange&, RmsNormParams& p) { p.delta = p.residual; }));
   CHECK(ranks.are_empty());
+}
+
+// Every rank ends with the columns of all, round after round, and nothing else is touched.
+TEST(columns_are_shared) {
+  for (const int num_ranks : {1, 2, 4, 8}) {
+    for (const int num_rows : {1, 7, 64}) {
+      const size_t width = 4096 + 36, rows = static_cast<size_t>(num_rows);
+      const Ranks ranks(num_ranks, 4);
+      const std::vector<device::Stream> streams(static_cast<size_t>(num_ranks));
+      std::vector<std::unique_ptr<DeviceBuffer>> buffers;
+      ShareColumnsParams params = {.num_rows = num_rows,
+                                   .row_bytes = static_cast<int64_t>(width * sizeof(float))};
+      for (int rank = 0; rank < num_ranks; ++rank) {
+        buffers.push_back(std::make_unique<DeviceBuffer>(rows * width * sizeof(float)));
+        params.rows[rank] = buffers.back()->data();
+      }
+      for (uint64_t round = 0; round < 3; ++round) {
+        const std::vector<float> expected = Rng(round + 1).normals(rows * width);
+        std::vector<ShareColumnsParams> of_ranks;
+        for (int rank = 0; rank < num_ranks; ++rank) {
+          const size_t first =
+              width / 4 * static_cast<size_t>(rank) / static_cast<size_t>(num_ranks) * 4;
+          const size_t last =
+              width / 4 * static_cast<size_t>(rank + 1) / static_cast<size_t>(num_ranks) * 4;
+          std::vector<float> own(rows * width, -1.0f);
+          for (size_t row = 0; row < rows; ++row) {
+            for (size_t i = first; i < last; ++i) own[row * width + i] = expected[row * width + i];
+          }
+          buffers[static_cast<size_t>(rank)]->upload(own);
+          params.exchange = &ranks[rank];
+          params.first_byte = static_cast<int64_t>(first * sizeof(float));
+          params.num_bytes = static_cast<int64_t>((last - first) * sizeof(float));
+          of_ranks.push_back(params);
+        }
+        CHECK_CUDA(cudaDeviceSynchronize());
+        for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+          CHECK_CUDA(share_columns_cuda(of_ranks[rank], streams[rank].handle()));
+        }
+        for (const std::unique_ptr<DeviceBuffer>& buffer : buffers) {
+          CHECK(buffer->download<float>() == expected);
+          CHECK(buffer->guard_is_whole());
+        }
+        for (int rank = 0; rank < num_ranks; ++rank) CHECK_EQ(ranks.fault(rank), 0u);
+      }
+    }
+  }
+}
+
+TEST(columns_are_not_awaited_forever) {
+  const Ranks ranks(2, 4, 50'000'000);
+  const DeviceBuffer rows(1024);
+  ShareColumnsParams params = {.exchange = &ranks[0], .rows = {rows.data(), rows.data()}};
+  params.num_rows = 1;
+  params.row_bytes = params.num_bytes = 1024;
+  const double seconds = seconds_of([&] { CHECK_CUDA(share_columns_cuda(params, nullptr)); });
+  CHECK(seconds > 0.04 && seconds < 5);
+  CHECK_EQ(ranks.fault(0), kExchangeIsLate);
+  params.first_byte = 16;
+  CHECK_EQ(share_columns_cuda(params, nullptr), static_cast<int>(cudaErrorInvalidValue));
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda/linear_testing.h"
+#include "kernels/common/device.h"
 #include "kernels/exchange/exchange.h"
 #include "kernels/linear/splits.h"
 #include "kernels/norm/rms_norm.h"
@@ -64,28 +65,26 @@ class SharedProduct {
  public:
   SharedProduct(const Shape& shape, int num_ranks, int max_rows)
       : whole_(shape),
-        max_rows_(max_rows),
         residual_(random_bf16(elements(shape.num_outputs, max_rows), 3.0f, 5)),
         weight_(Rng(6).normals(static_cast<size_t>(shape.num_outputs))),
-        device_weight_(weight_),
-        partials_(static_cast<size_t>(shape.num_splits) * elements(shape.num_outputs, max_rows) *
-                  sizeof(float)) {
+        x_(random_bf16(elements(shape.num_inputs, max_rows), 1.5f, 7)),
+        device_x_(x_),
+        product_(residual_.size() * sizeof(uint16_t)),
+        partials_(residual_.size() * static_cast<size_t>(shape.num_splits) * sizeof(float)),
+        streams_(static_cast<size_t>(num_ranks)) {
     for (int i = 0; i <= num_ranks; ++i) ends_.push_back(std::make_unique<End>(residual_));
-    const std::vector<uint16_t> x(
-        whole_.x().begin(),
-        whole_.x().begin() + static_cast<ptrdiff_t>(elements(shape.num_inputs, max_rows)));
+    const int n = shape.num_splits;
     for (int rank = 0; rank < num_ranks; ++rank) {
-      const int n = shape.num_splits;
       const int begin = split_inputs(shape.num_inputs, n, n * rank / num_ranks).begin;
       const int end = split_inputs(shape.num_inputs, n, n * (rank + 1) / num_ranks - 1).end;
-      shards_.push_back(std::make_unique<Shard>(shape, begin, end - begin, whole_.weights(), x));
+      shards_.push_back(std::make_unique<Shard>(shape, begin, end - begin, whole_.weights(), x_));
     }
   }
 
   const Shape& shape() const { return whole_.shape(); }
   int num_ranks() const { return static_cast<int>(shards_.size()); }
   int64_t slot_floats(int num_rows) const {
-    return int64_t{shape().num_splits} * num_rows * shape().num_outputs;
+    return int64_t{shape().num_splits} * inbox_rows(num_rows, num_ranks()) * shape().num_outputs;
   }
 
   /// One rank's part of a round.
@@ -94,25 +93,67 @@ class SharedProduct {
     params.exchange = &exchange;
     return params;
   }
-  RmsNormParams take_params(const Exchange& exchange, int num_rows) const {
+  RmsNormParams take_params(const Exchange& exchange, int num_rows,
+                            const OwnedRows* owned = nullptr) const {
     RmsNormParams params = norm_params(*ends_[static_cast<size_t>(exchange.rank)], num_rows);
     params.exchange = &exchange;
+    params.owned = owned;
     return params;
   }
-  /// The same by one device.
+  /// The same by one device, as it does it: the sums of many rows are added by the product.
   void run_whole(int num_rows, void* stream) {
-    CHECK_CUDA(linear_cuda(whole_linear(num_rows), stream));
+    LinearParams linear = whole_.params(num_rows, Out::kBF16, device_x_.data());
     RmsNormParams norm = norm_params(*ends_.back(), num_rows);
-    norm.delta_partials = partials_.as<float>();
+    if (num_rows > kMaxRowsToAll) {
+      norm.delta = linear.out = product_.data();
+    } else {
+      linear.out = nullptr;
+      norm.delta_partials = linear.partials = partials_.as<float>();
+    }
+    CHECK_CUDA(linear_cuda(linear, stream));
     CHECK_CUDA(rms_norm_cuda(norm, stream));
   }
-  /// All ranks, one after the other, as one device can.
+  /// All ranks, one after the other, as one device can where nobody waits for results.
   void run_ranks(const Ranks& ranks, int num_rows, void* stream) const {
     for (int rank = 0; rank < ranks.size(); ++rank) {
       CHECK_CUDA(linear_cuda(send_params(ranks[rank], num_rows), stream));
     }
     for (int rank = 0; rank < ranks.size(); ++rank) {
       CHECK_CUDA(rms_norm_cuda(take_params(ranks[rank], num_rows), stream));
+    }
+  }
+  /// All ranks where rows have owners: all products, then all norms side by side.
+  void run_owners(const Ranks& ranks, int num_rows, bool sends_residuals) const {
+    for (int rank = 0; rank < ranks.size(); ++rank) {
+      CHECK_CUDA(linear_cuda(send_params(ranks[rank], num_rows), nullptr));
+    }
+    CHECK_CUDA(cudaDeviceSynchronize());
+    OwnedRows owned;
+    for (size_t rank = 0; rank < shards_.size(); ++rank) {
+      owned.out[rank] = ends_[rank]->out.data();
+      if (sends_residuals) owned.residual[rank] = ends_[rank]->residual.data();
+    }
+    for (int rank = 0; rank < ranks.size(); ++rank) {
+      CHECK_CUDA(rms_norm_cuda(take_params(ranks[rank], num_rows, &owned),
+                               streams_[static_cast<size_t>(rank)].handle()));
+    }
+    CHECK_CUDA(cudaDeviceSynchronize());
+  }
+  /// Whether the ranks have one device's outputs, and of owned rows its residual.
+  void check_owners_are_like_the_whole(int num_rows, const std::string& what) const {
+    const std::vector<uint16_t> residual = ends_.back()->residual.download<uint16_t>();
+    const std::vector<uint16_t> out = ends_.back()->out.download<uint16_t>();
+    const auto width = static_cast<size_t>(shape().num_outputs);
+    for (size_t rank = 0; rank < shards_.size(); ++rank) {
+      const std::vector<uint16_t> found = ends_[rank]->residual.download<uint16_t>();
+      bool is_same = ends_[rank]->out.download<uint16_t>() == out;
+      for (size_t row = rank; row < static_cast<size_t>(num_rows); row += shards_.size()) {
+        const auto at = static_cast<ptrdiff_t>(row * width);
+        is_same = is_same &&
+                  std::equal(found.begin() + at, found.begin() + at + static_cast<ptrdiff_t>(width),
+                             residual.begin() + at);
+      }
+      if (!is_same) FAIL(shape().name + ", rank " + std::to_string(rank) + ", " + what);
     }
   }
   void check_ranks_are_like_the_whole(const std::string& what) const {
@@ -129,8 +170,7 @@ class SharedProduct {
   /// The value of activation (0, 0) of all.
   void set_first_x(uint16_t value) {
     const uint16_t one[] = {value};
-    CHECK_CUDA(
-        cudaMemcpy(const_cast<void*>(whole_.device_x()), one, sizeof one, cudaMemcpyHostToDevice));
+    CHECK_CUDA(cudaMemcpy(device_x_.data(), one, sizeof one, cudaMemcpyHostToDevice));
     CHECK_CUDA(cudaMemcpy(shards_[0]->x.data(), one, sizeof one, cudaMemcpyHostToDevice));
   }
 
@@ -180,11 +220,6 @@ class SharedProduct {
     DeviceBuffer data, x;
   };
 
-  LinearParams whole_linear(int num_rows) const {
-    LinearParams params = whole_.params(num_rows, Out::kPartials, whole_.device_x());
-    params.partials = partials_.as<float>();
-    return params;
-  }
   RmsNormParams norm_params(const End& end, int num_rows) const {
     RmsNormParams params;
     params.residual = end.residual.data();
@@ -198,10 +233,12 @@ class SharedProduct {
   }
 
   Problem whole_;
-  int max_rows_;
   std::vector<uint16_t> residual_;
   std::vector<float> weight_;
-  DeviceBuffer device_weight_, partials_;
+  std::vector<uint16_t> x_;
+  DeviceBuffer device_x_, product_, partials_;
+  DeviceBuffer device_weight_{weight_};
+  std::vector<device::Stream> streams_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::vector<std::unique_ptr<End>> ends_;  // of each rank, then of the whole
 };
