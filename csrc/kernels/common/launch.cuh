@@ -4,7 +4,6 @@
 
 #include <cuda_runtime.h>
 
-#include <atomic>
 #include <utility>
 
 namespace openspec::cuda {
@@ -41,7 +40,7 @@ inline bool overlaps_kernels() {
   return does;
 }
 
-/// Multiprocessors of the current device; the devices of a process are alike.
+/// Multiprocessors of the current device; a process has devices of a kind.
 inline int num_sms() {
   static const int count = [] {
     int device = 0, value = 0;
@@ -80,19 +79,6 @@ template <typename... Params, typename... Args>
 int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, void* stream,
            Args&&... args) {
   return launch_clusters(1, kernel, grid, block, shared_bytes, stream, std::forward<Args>(args)...);
-}
-
-/// What `prepare` returns, called once on each device: a kernel's attributes belong to a device.
-template <typename Prepare>
-int once_per_device(const Prepare& prepare) {
-  constexpr int kMaxDevices = 64;
-  static std::atomic<int> answers[kMaxDevices] = {};  // + 1; 0: not asked yet
-  int device = 0;
-  const int error = cudaGetDevice(&device);
-  if (error != cudaSuccess || device >= kMaxDevices) return prepare();
-  int answer = answers[device];
-  if (answer == 0) answers[device] = answer = prepare() + 1;
-  return answer - 1;
 }
 
 /// Raises a kernel's limit of dynamic shared memory; once per device, outside of graph capture too.

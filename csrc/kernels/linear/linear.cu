@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/common/launch.cuh"
+#include "kernels/common/per_device.h"
 #include "kernels/linear/activations.cuh"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/stream_fixed.cuh"
@@ -46,7 +47,7 @@ template <int kTiles, int kSteps, int kRecords, bool kHasBias, typename Geometry
 Variant<Geometry> fixed_variant() {
   constexpr auto kKernel = fixed_kernel<kTiles, kSteps, kRecords, kHasBias, Geometry>;
   const int error =
-      once_per_device([] { return prepare_shared(kKernel, device_limits().shared_per_block); });
+      per_device([] { return prepare_shared(kKernel, device_limits().shared_per_block); });
   return {kKernel, kTiles, fixed_shared_bytes<kTiles, kSteps, kRecords>(), 0, 0, error};
 }
 
@@ -114,7 +115,7 @@ template <int kTiles, typename Geometry>
 Variant<Geometry> shared_variant() {
   constexpr auto kKernel = stream_kernel<kTiles, Geometry>;
   const int error =
-      once_per_device([] { return prepare_shared(kKernel, device_limits().shared_per_block); });
+      per_device([] { return prepare_shared(kKernel, device_limits().shared_per_block); });
   return {kKernel,
           kTiles,
           SumLayout<kTiles>::kBytes,

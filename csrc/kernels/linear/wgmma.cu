@@ -8,6 +8,7 @@
 
 #include "kernels/common/hopper.h"
 #include "kernels/common/launch.cuh"
+#include "kernels/common/per_device.h"
 #include "kernels/linear/tiles.cuh"
 #include "kernels/linear/wgmma.h"
 #include "kernels/linear/wgmma_kernel.cuh"
@@ -82,7 +83,7 @@ int last_units(int run_units, int tile_units) { return (run_units - 1) % tile_un
 template <int kRows, int kCluster, typename JobType>
 int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, JobType job, void* stream) {
   constexpr auto kernel = wgmma_kernel<kRows, kCluster, JobType>();
-  const int prepared = once_per_device([&] { return prepare_shared(kernel, kSharedKib * 1024); });
+  const int prepared = per_device([&] { return prepare_shared(kernel, kSharedKib * 1024); });
   if (prepared != cudaSuccess) return prepared;
   job.is_split = params.partials != nullptr;
   job.out = job.is_split ? params.partials : params.out;
