@@ -247,16 +247,18 @@ int num_clusters_of(const SpanAttentionParams& params, int kv_len) {
          ceil_div(kv_len, kClusterBlocks * kBlockTokens);
 }
 
-/// Two CTAs to an SM, or three.
+/// Three CTAs to an SM.
 const ClusterLaunch& close_clusters() {
   return cuda::per_device([] { return ClusterLaunch(ClusterLayout::kUsedBytes); });
 }
+/// Two CTAs to an SM.
+const ClusterLaunch& distant_clusters() {
+  return cuda::per_device([] { return ClusterLaunch(ClusterLayout::kApartBytes); });
+}
 const ClusterLaunch& cluster_launch_of(const SpanAttentionParams& params) {
-  const ClusterLaunch& apart =
-      cuda::per_device([] { return ClusterLaunch(ClusterLayout::kApartBytes); });
   const int num_wanted = std::min(params.rows.num_rows * params.kv.num_kv_heads,
                                   num_clusters_of(params, /*kv_len=*/1));
-  return num_wanted <= apart.num_clusters ? apart : close_clusters();
+  return num_wanted <= distant_clusters().num_clusters ? distant_clusters() : close_clusters();
 }
 
 /// Whether decode_cluster_kernel can attend to the step.
