@@ -30,6 +30,7 @@ from openspec.settings.spellings import SPECULATIVE_SPELLINGS
 
 EMBEDDED_MODEL = Path(__file__).parent / "models" / "tiny"
 SPECULATIVE_CONFIG = "speculative_config"
+TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,9 @@ class EngineConfig:
     without effect on KV pages if kv_cache_memory is set."""
     num_threads: int | None = number(None, 1, 1024)
     """CPU threads of the engine. Default: the CPUs that this process may use."""
+    tensor_parallel_size: int = number(1, 1, max(TENSOR_PARALLEL_SIZES))
+    """Ranks that share the model between them, 1, 2, 4 or 8, each with its part of every matrix.
+    The text is that of one. On cpu each rank has threads of its own; cuda takes 1 so far."""
     enable_prefix_caching: bool = True
     """Keep KV pages of finished requests for prompts that begin alike."""
     seed: int | None = number(None, -(1 << 63), (1 << 63) - 1)
@@ -167,6 +171,10 @@ class EngineConfig:
             raise ConfigError(
                 "gpu_memory_utilization must be above 0 and at most 1, got "
                 f"{self.gpu_memory_utilization}"
+            )
+        if self.tensor_parallel_size not in TENSOR_PARALLEL_SIZES:
+            raise ConfigError(
+                f"tensor_parallel_size must be 1, 2, 4 or 8, got {self.tensor_parallel_size}"
             )
         num_rows = self.max_num_batched_tokens
         if num_rows is not None and num_rows < self.min_num_batched_tokens:

@@ -29,7 +29,7 @@ from openspec.settings.spellings import REMOVED, SPECULATIVE_SPELLINGS, SPELLING
 from openspec.text.pool import NUM_THREADS
 from openspec.tools import doctor
 
-MAX_FLAGS, MAX_GROUPS = 55, 8
+MAX_FLAGS, MAX_GROUPS = 56, 8
 SERVER = group_of("server", ServeConfig)
 
 Parse = Callable[[str, str | None], Mapping[str, object]]
@@ -131,9 +131,6 @@ def test_the_end_of_help_names_what_there_is(
 # ---- What is accepted ---------------------------------------------------------------------------
 
 NEUTRAL: dict[str, list[str | None]] = {
-    "tensor_parallel_size": ["1"],
-    "tp": ["1"],
-    "tp_size": ["1"],
     "pipeline_parallel_size": ["1"],
     "pp": ["1"],
     "pp_size": ["1"],
@@ -149,9 +146,6 @@ NEUTRAL: dict[str, list[str | None]] = {
     "root_path": [""],
 }
 REFUSED: dict[str, tuple[str | None, str]] = {
-    "tensor_parallel_size": ("2", "an engine runs on one device; --replicas N"),
-    "tp": ("2", "an engine runs on one device; --replicas N"),
-    "tp_size": ("2", "an engine runs on one device; --replicas N"),
     "pipeline_parallel_size": ("2", "an engine runs on one device; --replicas N"),
     "pp": ("2", "an engine runs on one device; --replicas N"),
     "pp_size": ("2", "an engine runs on one device; --replicas N"),
@@ -180,6 +174,8 @@ SWITCHED_OFF = {
 }
 """What is said where the switch is off."""
 ALIASES = {
+    "tp": ("2", "tensor_parallel_size", 2),
+    "tp_size": ("2", "tensor_parallel_size", 2),
     "data_parallel_size": ("3", "replicas", 3),
     "dp": ("3", "replicas", 3),
     "dp_size": ("3", "replicas", 3),
@@ -231,9 +227,10 @@ def test_a_value_that_another_engine_calls_otherwise() -> None:
 
 
 def test_flags_with_one_dash() -> None:
-    assert settings_of(["-tp", "1", "-dp=2"])["replicas"] == 2
+    values = settings_of(["-tp", "4", "-dp=2"])
+    assert (values["tensor_parallel_size"], values["replicas"]) == (4, 2)
     with pytest.raises(ConfigError, match="one device"):
-        settings_of(["-tp", "2"])
+        settings_of(["-pp", "2"])
 
 
 def test_one_engine_alone_takes_one_replica() -> None:

@@ -119,8 +119,8 @@ def load_engine(
     max_model_len = _max_model_len(config, model_config)
     wanted = _runner_config(config, device, model_config, max_model_len, chosen)
     memory = _device_memory(config, device, share)
-    plan = plan_memory(config, _C.memory_plan(wanted), max_model_len, device, memory)
-    logger.info("memory: %s", plan.describe())
+    plan = plan_memory(config, _wanted_memory(wanted), max_model_len, device, memory)
+    logger.info("memory%s: %s", memory.of_each_rank, plan.describe())
     phases.end("headers and memory plan")
     runner_config = dataclasses.replace(wanted, max_model_len=plan.max_model_len)
     runner = CompiledRunner(runner_config, plan.num_pages, chosen.drafter)
@@ -297,6 +297,18 @@ def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
     return config.max_model_len
 
 
+def _wanted_memory(runner: RunnerConfig) -> _C.MemoryPlan:
+    """What the runner takes, of several ranks each.
+
+    Raises:
+        ConfigError: the core does not compute such a target, or not on so many ranks.
+    """
+    try:
+        return _C.memory_plan(runner)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
 def _device_memory(config: EngineConfig, device: DeviceTraits, share: Share) -> DeviceMemory:
     if device is CUDA:
         num_engines = share.num_on_device
@@ -309,12 +321,15 @@ def _device_memory(config: EngineConfig, device: DeviceTraits, share: Share) -> 
         if share.available_bytes is not None:
             # Some have taken their part by now, and some have not.
             free_bytes = min(free_bytes, share.available_bytes // num_engines)
+        # The ranks of an engine have the host's memory in common.
+        free_bytes //= config.tensor_parallel_size
         budget_bytes, host_bytes = free_bytes, 0
     return DeviceMemory(
         budget_bytes=budget_bytes,
         free_bytes=free_bytes,
         host_bytes=host_bytes,
         num_engines=num_engines,
+        num_ranks=config.tensor_parallel_size,
     )
 
 
@@ -359,6 +374,7 @@ def _runner_config(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_logits_rows=min(max_num_batched_tokens, num_logits_rows),
         num_threads=config.num_threads or available_cpus(),
+        tensor_parallel_size=config.tensor_parallel_size,
         max_draft_tokens=config.max_draft_tokens,
         max_grammar_drafts=MAX_GRAMMAR_DRAFTS,
         draft_depth=config.draft_depth,

@@ -131,11 +131,19 @@ class DeviceMemory:
     """What the engine can take of the host's memory, where that is another."""
     num_engines: int = 1
     """Engines of this server that divide the device; the figures are one's share."""
+    num_ranks: int = 1
+    """Ranks that share the engine's model; the figures are one's share."""
+
+    @property
+    def of_each_rank(self) -> str:
+        """Whose memory it is, where that must be said."""
+        return f" of each of {self.num_ranks} ranks" if self.num_ranks > 1 else ""
 
     @property
     def described(self) -> str:
         """What the engine may take, on a few words."""
-        whole = f"{format_bytes(self.budget_bytes)} that the engine may take"
+        who = "the engine" if self.num_ranks == 1 else f"each of {self.num_ranks} ranks"
+        whole = f"{format_bytes(self.budget_bytes)} that {who} may take"
         if self.num_engines == 1:
             return whole
         return f"{whole}, one of {self.num_engines} on this device"

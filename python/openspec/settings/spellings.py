@@ -46,7 +46,7 @@ _REQUESTS = "prompts are never logged; --access-log logs a line for every reques
 _LORA = "LoRA is not supported; merge the adapter into the model's weights"
 
 SPELLINGS = (
-    Spelling(("tensor_parallel_size", "tp", "tp_size"), int, neutral=(1,), otherwise=_ONE_DEVICE),
+    Spelling(("tp", "tp_size"), int, setting="tensor_parallel_size"),
     Spelling(("pipeline_parallel_size", "pp", "pp_size"), int, neutral=(1,), otherwise=_ONE_DEVICE),
     Spelling(
         ("data_parallel_size", "dp", "dp_size"),
