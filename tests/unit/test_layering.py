@@ -78,7 +78,10 @@ PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
         "engine",
     ),
     "bench": ("errors", "settings", "messages", "drafters", "config"),
-    "tools": ("errors", "settings", "messages", "checkpoint", "drafters", "config", "llm", "bench"),
+    "tools": (
+        *("_C", "errors", "settings", "messages", "checkpoint", "drafters", "config", "engine"),
+        *("llm", "bench"),
+    ),
     "demo": ("bench", "tools"),
     "doctor": ("tools",),
     "convert_drafter": ("tools",),

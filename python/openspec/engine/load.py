@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -26,7 +27,7 @@ except ImportError as error:
     ) from error
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import DraftModel, load_weights
-from openspec.config import EngineConfig
+from openspec.config import TENSOR_PARALLEL_SIZES, EngineConfig
 from openspec.drafters import plain_method
 from openspec.drafters.spec import (
     DRAFT_WINDOW,
@@ -50,6 +51,7 @@ from openspec.engine.memory import (
     plan_memory,
 )
 from openspec.messages import EngineInfo, StepTime
+from openspec.settings.setting import format_bytes
 from openspec.specs.runner import RunnerConfig
 
 logger = logging.getLogger(__name__)
@@ -108,21 +110,12 @@ def load_engine(
     """
     started = time.monotonic()
     phases = phases or Phases()
-    config.check()
-    device = choose_device(config.device, _C.why_no_cuda())
-    phases.end("device")
     share = share or Share()
-    config = _shared(config, device, share)
     kv_events = _kv_events_config(config, share)
-    model_config = ModelConfig.from_folder(config.model_path)
-    chosen = _choose_drafter(config, config.draft_setup(model_config), drafter)
-    max_model_len = _max_model_len(config, model_config)
-    wanted = _runner_config(config, device, model_config, max_model_len, chosen)
-    memory = _device_memory(config, device, share)
-    plan = plan_memory(config, _wanted_memory(wanted), max_model_len, device, memory)
-    logger.info("memory%s: %s", memory.of_each_rank, plan.describe())
-    phases.end("headers and memory plan")
-    runner_config = dataclasses.replace(wanted, max_model_len=plan.max_model_len)
+    planned = plan_engine(config, drafter, share, phases)
+    _log_plan(planned)
+    config, chosen, plan = planned.config, planned.chosen, planned.memory
+    runner_config = dataclasses.replace(planned.runner, max_model_len=plan.max_model_len)
     runner = CompiledRunner(runner_config, plan.num_pages, chosen.drafter)
     phases.end("memory")
     load_weights(runner, config.model_path, draft_model=chosen.draft_model)
@@ -134,7 +127,7 @@ def load_engine(
     step_times = []
     if config.adaptive_speculation:
         # Without a drafter they only say how many tokens that a grammar forces a step verifies.
-        budget_s = device.step_timing_s / (1 if config.draft_depth > 0 else 5)
+        budget_s = planned.device.step_timing_s / (1 if config.draft_depth > 0 else 5)
         step_times = _step_times(runner, share.step_times, budget_s)
     phases.end("step times")
 
@@ -158,6 +151,95 @@ def load_engine(
         publisher,
         displaces=config.scheduling_policy == "priority",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEngine:
+    """What an engine will be."""
+
+    config: EngineConfig
+    device: DeviceTraits
+    chosen: _ChosenDrafter
+    runner: RunnerConfig
+    """With the longest sequence that is wanted; `memory` has what fits."""
+    memory: MemoryPlan
+
+
+def plan_engine(
+    config: EngineConfig,
+    drafter: _C.Drafter | None = None,
+    share: Share | None = None,
+    phases: Phases | None = None,
+) -> PlannedEngine:
+    """What `load_engine` would load: no memory is taken, and of the checkpoint headers are read.
+
+    Raises:
+        ConfigError: for anything in config or checkpoint that cannot work, with the remedy.
+    """
+    share, phases = share or Share(), phases or Phases()
+    config.check()
+    device = choose_device(config.device, _C.why_no_cuda())
+    device.check_ranks(config.tensor_parallel_size)
+    phases.end("device")
+    config = _shared(config, device, share)
+    model_config = ModelConfig.from_folder(config.model_path)
+    chosen = _choose_drafter(config, config.draft_setup(model_config), drafter)
+    runner = _runner_config(
+        config, device, model_config, _max_model_len(config, model_config), chosen
+    )
+    plan = _plan(config, runner, device, _device_memory(config, device, share))
+    phases.end("headers and memory plan")
+    return PlannedEngine(config, device, chosen, runner, plan)
+
+
+def _log_plan(planned: PlannedEngine) -> None:
+    plan, wanted = planned.memory, planned.runner
+    if wanted.tensor_parallel_size > 1:
+        logger.info(
+            "%d ranks on %s are a reference: the same text as one, and no sooner",
+            wanted.tensor_parallel_size,
+            wanted.device,
+        )
+    if plan.max_model_len < wanted.max_model_len:
+        logger.warning(
+            "max_model_len lowered from %d to %d, what the KV memory of %s holds; %s raises it",
+            wanted.max_model_len,
+            plan.max_model_len,
+            format_bytes(plan.kv_bytes),
+            planned.device.kv_flag(planned.config),
+        )
+    logger.info("memory: %s", plan.describe())
+
+
+def _plan(
+    config: EngineConfig, runner: RunnerConfig, device: DeviceTraits, memory: DeviceMemory
+) -> MemoryPlan:
+    wanted = _wanted_memory(runner)
+    try:
+        return plan_memory(config, wanted, runner.max_model_len, device, memory)
+    except ConfigError as error:
+        fitting = _fitting_ranks(config, runner, device, memory)
+        if fitting is None:
+            raise
+        raise ConfigError(
+            f"{error}; each of {fitting} such devices would hold its part with "
+            f"--tensor-parallel-size {fitting}, which does not run on {device.name} yet"
+        ) from None
+
+
+def _fitting_ranks(
+    config: EngineConfig, runner: RunnerConfig, device: DeviceTraits, memory: DeviceMemory
+) -> int | None:
+    """How many more ranks, each with a device like this one, would fit; None: no number of them."""
+    # On the host the ranks have one memory in common, whatever their number.
+    for num_ranks in () if device.is_host else TENSOR_PARALLEL_SIZES:
+        if num_ranks > runner.tensor_parallel_size:
+            shared = dataclasses.replace(runner, tensor_parallel_size=num_ranks)
+            with contextlib.suppress(ConfigError):
+                wanted = _wanted_memory(shared)
+                plan_memory(config, wanted, runner.max_model_len, device, memory)
+                return num_ranks
+    return None
 
 
 def _log_ready(info: EngineInfo, phases: Phases) -> None:
@@ -410,6 +492,7 @@ def _info(
         max_draft_tokens=runner.max_draft_tokens,
         dtype=runner.dtype,
         device=runner.device,
+        tensor_parallel_size=runner.tensor_parallel_size,
         memory_plan=plan.as_dict(),
         startup_seconds=startup_seconds,
         num_non_finite_draft_tensors=num_non_finite_draft_tensors,
