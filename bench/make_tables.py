@@ -59,10 +59,11 @@ def load(name: str) -> dict:
 
 
 def planned(kind: str) -> str:
-    """What the engine's memory plan says of published models, or of heads for them."""
+    """What the engine's memory plan says: of `models`, of their `heads` or of their `ranks`."""
     from bench import memory_plans  # which needs the compiled core
 
-    return rows_of(memory_plans.models() if kind == "models" else memory_plans.heads())
+    rows: list[list[str]] = getattr(memory_plans, kind)()
+    return rows_of(rows)
 
 
 def rows_of(cells: Sequence[Sequence[str]]) -> str:
@@ -215,6 +216,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "expected": expected,
     "memory": partial(planned, "models"),
     "memory-heads": partial(planned, "heads"),
+    "memory-ranks": partial(planned, "ranks"),
 }
 
 

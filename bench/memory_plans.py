@@ -1,7 +1,7 @@
 """Memory of published models and of heads for them: the engine's own plan, from config.json alone.
 
 Nothing is loaded and no GPU is needed. `bench/make_tables.py` puts the tables into
-docs/your_model.md.
+docs/your_model.md and docs/models.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.random_target import PUBLISHED
 
 from openspec import _C
 from openspec.checkpoint.targets.config import ModelConfig
-from openspec.config import EngineConfig
+from openspec.config import TENSOR_PARALLEL_SIZES, EngineConfig
 from openspec.engine.load import MAX_GRAMMAR_DRAFTS
 from openspec.engine.memory import CUDA, DeviceMemory, plan_memory
 from openspec.errors import ConfigError
@@ -26,6 +26,8 @@ from openspec.specs.runner import RunnerConfig
 GB = 10**9
 CARDS = (24, 48, 80, 141)
 """Memory of GPUs as it is sold, in GB."""
+SHARED_CARD = 80
+"""Memory of each GPU where several share a model, in GB."""
 HEADS = ("qwen3-4b", "qwen3-8b", "llama-3.1-8b")
 """Models for which heads are shown."""
 DEFAULTS = EngineConfig(method="none")
@@ -40,8 +42,8 @@ def model_of(name: str) -> ModelConfig:
         return ModelConfig.from_folder(folder)
 
 
-def runner_config(model: ModelConfig) -> RunnerConfig:
-    """What the engine plans for on a GPU with default settings, without drafts."""
+def runner_config(model: ModelConfig, num_ranks: int = 1) -> RunnerConfig:
+    """What the engine plans for on GPUs with default settings, without drafts."""
     config = DEFAULTS
     num_rows = CUDA.choose_num_rows(None, config.min_num_batched_tokens)
     return RunnerConfig(
@@ -54,6 +56,7 @@ def runner_config(model: ModelConfig) -> RunnerConfig:
         max_num_batched_tokens=num_rows,
         max_num_logits_rows=CUDA.choose_num_logits_rows(config.max_num_seqs, model.vocab_size),
         num_threads=1,
+        tensor_parallel_size=num_ranks,
         max_grammar_drafts=MAX_GRAMMAR_DRAFTS,
     )
 
@@ -86,11 +89,11 @@ def with_head(model: ModelConfig, method: str) -> RunnerConfig:
     )
 
 
-def num_kv_tokens(model: ModelConfig, card: int) -> int:
-    """Tokens that the KV pages hold with `card` GB of memory; 0: the model does not fit."""
+def num_kv_tokens(model: ModelConfig, card: int, num_ranks: int = 1) -> int:
+    """Tokens that the KV pages hold with `card` GB of memory a rank; 0: the model does not fit."""
     budget = int(card * GB * DEFAULTS.gpu_memory_utilization)
     memory = DeviceMemory(budget_bytes=budget, free_bytes=budget)
-    plan = _C.memory_plan(runner_config(model))
+    plan = _C.memory_plan(runner_config(model, num_ranks))
     try:
         return plan_memory(DEFAULTS, plan, model.max_model_len, CUDA, memory).num_kv_tokens
     except ConfigError:
@@ -121,6 +124,24 @@ def models() -> list[list[str]]:
                 *(shown_tokens(num_kv_tokens(model, card)) for card in CARDS),
             ]
         )
+    return rows
+
+
+def ranks() -> list[list[str]]:
+    """A row for each model: weights of a GPU and tokens of KV, where several share the model."""
+    rows = [["model", *(f"T = {num_ranks}" for num_ranks in TENSOR_PARALLEL_SIZES)]]
+    for name in sorted(PUBLISHED, key=lambda name: not name.startswith("qwen3")):
+        model = model_of(name)
+        cells = []
+        for num_ranks in TENSOR_PARALLEL_SIZES:
+            try:
+                plan = _C.memory_plan(runner_config(model, num_ranks))
+            except ValueError:  # its matrices or heads do not divide so
+                cells.append("")
+                continue
+            tokens = shown_tokens(num_kv_tokens(model, SHARED_CARD, num_ranks))
+            cells.append(f"{plan.weight_bytes / GB:.1f} GB, {tokens}")
+        rows.append([shown_name(name), *cells])
     return rows
 
 
