@@ -27,7 +27,8 @@ def cuda_device_name() -> str: ...
 
 @final
 class MemoryPlan:
-    """Bytes that a runner of this configuration takes; pages come on top at `page_bytes` each."""
+    """Bytes that a runner of this configuration takes, or each of its ranks; pages come on top at
+    `page_bytes` each."""
 
     weight_bytes: int
     scratch_bytes: int
