@@ -32,7 +32,8 @@ def cuda_peer(device: int, other: int) -> tuple[bool, int]:
 
 @final
 class MemoryPlan:
-    """Bytes that a runner of this configuration takes; pages come on top at `page_bytes` each."""
+    """Bytes that a runner of this configuration takes, or each of its ranks; pages come on top at
+    `page_bytes` each."""
 
     weight_bytes: int
     scratch_bytes: int

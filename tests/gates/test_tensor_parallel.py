@@ -116,7 +116,7 @@ def test_crowded(drafter_name: str, num_ranks: int, reference: Reference) -> Non
         assert stats.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("name", EACH_DRAFTER)
 def test_faults(name: str, stage: str, num_ranks: int, reference: Reference) -> None:
@@ -135,7 +135,7 @@ def test_bfloat16(name: str) -> None:
     assert texts(run(make_core(**settings, tensor_parallel_size=4), batch)) == plain_texts
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.full), 4])
 @pytest.mark.parametrize("grammar", KINDS)
 @pytest.mark.parametrize("name", EACH_DRAFTER)
 def test_grammars(name: str, grammar: str, num_ranks: int) -> None:
@@ -144,9 +144,9 @@ def test_grammars(name: str, grammar: str, num_ranks: int) -> None:
     assert texts(run(core, batch)) == texts(plain(batch))
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 5, 16])
+@pytest.mark.parametrize("num_threads", [3, 6, pytest.param(16, marks=pytest.mark.full)])
 def test_threads(num_threads: int, reference: Reference) -> None:
-    """Fewer than ranks, as many, and more, which are not shared out evenly."""
+    """Fewer than ranks, more, which are not shared out evenly, and many."""
     batch = jobs("mixed", 4)
     core = make_core(method="ngram", tensor_parallel_size=4, num_threads=num_threads)
     assert texts(run(core, batch)) == texts(reference(batch))
@@ -155,7 +155,6 @@ def test_threads(num_threads: int, reference: Reference) -> None:
 # ---- Eight ranks --------------------------------------------------------------------------------
 
 DRAFTERS: dict[str, dict[str, Any]] = {
-    "none": {"method": "none"},
     "ngram": {"method": "ngram"},
     "dflash": {"method": "dflash"},
     "dflash tree": {"method": "dflash", "draft_top_k": 4},
@@ -163,9 +162,11 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.parametrize("num_ranks", [4, 8])
-@pytest.mark.parametrize("num_kv_heads", [2, 8])
-def test_eight_heads(name: str, num_ranks: int, num_kv_heads: int) -> None:
+@pytest.mark.parametrize(
+    ("num_kv_heads", "num_ranks"),
+    [(2, 8), *(pytest.param(*each, marks=pytest.mark.full) for each in ((2, 4), (8, 4), (8, 8)))],
+)
+def test_eight_heads(name: str, num_kv_heads: int, num_ranks: int) -> None:
     batch = jobs("mixed", 8)
     settings = dict(DRAFTERS[name])
     if settings["method"] == "dflash":
@@ -181,9 +182,17 @@ def test_eight_heads(name: str, num_ranks: int, num_kv_heads: int) -> None:
 # ---- Logits, log-probabilities ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("name", "num_ranks"), [(EMBEDDED, 2), (EMBEDDED, 4), ("qwen3-0.6b", 8), ("qwen2.5-0.5b", 8)]
+    ("name", "num_ranks", "dtype"),
+    [
+        pytest.param(EMBEDDED, 2, "float32", marks=pytest.mark.full),
+        (EMBEDDED, 4, "float32"),
+        (EMBEDDED, 2, "bfloat16"),
+        pytest.param(EMBEDDED, 4, "bfloat16", marks=pytest.mark.full),
+        ("qwen3-0.6b", 8, "float32"),
+        pytest.param("qwen3-0.6b", 8, "bfloat16", marks=pytest.mark.full),
+        ("qwen2.5-0.5b", 8, "bfloat16"),  # with biases
+    ],
 )
 def test_logits_have_the_bits_of_one_rank(name: str, num_ranks: int, dtype: str) -> None:
     """And of its layers' outputs, in steps of 1 to 64 rows."""

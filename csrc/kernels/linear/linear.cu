@@ -77,15 +77,15 @@ Variant variant_of(int num_steps, bool is_wide) {
 Variant fixed_variant(int num_tiles, int num_steps, bool is_wide) {
   switch (num_tiles) {
     case 1:
-      return variant_of<Without, 1, 4, 6, 7, 8, 12, 15, 16, 19, 20, 24, 25, 27, 28, 30, 32, 34, 40>(
-          num_steps, is_wide);
+      return variant_of<Without, 1, 4, 5, 6, 7, 8, 12, 14, 15, 16, 17, 19, 20, 24, 25, 27, 28, 30,
+                        32, 34, 40>(num_steps, is_wide);
     case 2:
-      return variant_of<Without, 2, 4, 6, 7, 8, 12, 15, 16, 19, 20, 24, 25, 27, 28, 32, 40>(
-          num_steps, is_wide);
+      return variant_of<Without, 2, 4, 5, 6, 7, 8, 12, 14, 15, 16, 17, 19, 20, 24, 25, 27, 28, 32,
+                        40>(num_steps, is_wide);
     case 3:
-      return variant_of<Without, 3, 4, 6, 7, 8, 12, 15, 16, 19, 20>(num_steps, is_wide);
+      return variant_of<Without, 3, 4, 5, 6, 7, 8, 12, 14, 15, 16, 17, 19, 20>(num_steps, is_wide);
     case 4:
-      return variant_of<Without, 4, 4, 6, 8, 15, 16, 19, 20>(num_steps, is_wide);
+      return variant_of<Without, 4, 4, 5, 6, 8, 15, 16, 17, 19, 20>(num_steps, is_wide);
   }
   return {};
 }
@@ -127,6 +127,16 @@ Variant shared_variant(int num_tiles) {
   }
 }
 
+/// Steps of the longest split that is here.
+int longest_split(const PackedLinear& weight) {
+  const SplitRange splits = weight.own_splits();
+  int longest = 0;
+  for (int split = splits.begin; split < splits.end; ++split) {
+    longest = std::max(longest, split_steps(weight, split).size());
+  }
+  return longest;
+}
+
 constexpr int kReservedBytes = 1 << 10;  // of shared memory, that a block takes besides its own
 
 /// Shared memory that a block can have.
@@ -134,16 +144,20 @@ int shared_limit() {
   return std::min(device_limits().shared_per_block, device_limits().shared_per_sm - kReservedBytes);
 }
 
-/// The kernel with activations in registers, if it does this.
+/// The kernel with activations in registers, if it does this: chains are all as long, and a block
+/// has one split.
 Variant fixed_variant(const LinearParams& params) {
   const PackedLinear& weight = params.weight;
-  const int num_steps = weight.num_inputs / kLinearStep;
-  const int num_chains = weight.num_splits * kLinearChains;
-  const bool has_one_split = params.partials != nullptr || weight.num_splits == 1;
-  if (!has_one_split || num_steps % num_chains != 0) return {};
+  const SplitRange splits = weight.own_splits();
+  const int split_size = split_steps(weight, splits.begin).size();
+  if (params.partials == nullptr && splits.size() > 1) return {};
+  if (split_size % kLinearChains != 0 || longest_split(weight) != split_size ||
+      split_size * splits.size() * kLinearStep != weight.num_inputs) {
+    return {};
+  }
   const bool is_wide = params.partials != nullptr &&
                        device_limits().shared_per_sm - 2 * kReservedBytes >= kWideSharedBytes;
-  const int num_tiles = ceil_div(params.num_rows, 8), chain_steps = num_steps / num_chains;
+  const int num_tiles = ceil_div(params.num_rows, 8), chain_steps = split_size / kLinearChains;
   const Variant found = weight.bias != nullptr ? biased_variant(num_tiles, chain_steps)
                                                : fixed_variant(num_tiles, chain_steps, is_wide);
   return found.shared_bytes <= shared_limit() ? found : Variant{};
@@ -161,14 +175,15 @@ int linear_stream(const LinearParams& params, void* stream, const StreamPlan& pl
   const PackedLinear& weight = params.weight;
   const DeviceLimits& device = device_limits();
   const bool is_apart = params.partials != nullptr;
-  const int num_steps = weight.num_inputs / kLinearStep;
   const int num_tiles = std::min(kMaxTiles, ceil_div(params.num_rows, 8));
 
   StreamGeometry geometry = {};
+  geometry.splits = weight.own_splits();
+  geometry.row_stride = linear_row_stride(params);
   Variant variant = fixed_variant(params);
   if (variant.kernel == nullptr) {
     // As many rows at once as fit; if not even eight do, all in phases.
-    const int longest_chain = ceil_div(ceil_div(num_steps, weight.num_splits), kLinearChains);
+    const int longest_chain = ceil_div(longest_split(weight), kLinearChains);
     for (int tiles = num_tiles; tiles > 0 && variant.kernel == nullptr; --tiles) {
       variant = shared_variant(tiles);
       geometry.phase_steps = std::max(longest_chain, 1);
@@ -210,7 +225,7 @@ int linear_stream(const LinearParams& params, void* stream, const StreamPlan& pl
   }
 
   geometry.num_row_tiles = ceil_div(params.num_rows, 8 * variant.num_tiles);
-  const int num_splits_apart = is_apart ? weight.num_splits : 1;
+  const int num_splits_apart = is_apart ? geometry.splits.size() : 1;
   const int num_blocks = num_sms() * (fits_half ? plan.blocks_per_sm : 1);
   geometry.num_streams = std::clamp(num_blocks / (geometry.num_row_tiles * num_splits_apart), 1,
                                     weight.num_outputs / kLinearUnit);
@@ -221,40 +236,7 @@ int linear_stream(const LinearParams& params, void* stream, const StreamPlan& pl
 
 }  // namespace cuda
 
-int linear_num_splits_cuda(int whole_outputs, int whole_inputs) {
-  constexpr int kItems = 600;                    // units times splits that fill the device evenly
-  constexpr int kMinSteps = 4 * kLinearChains;   // of a split: a chain should outlast its latencies
-  constexpr int kMaxSteps = 40 * kLinearChains;  // activations of longer chains need more registers
-  const int num_units = whole_outputs / kLinearUnit;
-  const int num_steps = whole_inputs / cuda::kLinearStep;
-  if (whole_inputs < 2048 || num_units >= kItems) return 1;
-  int num_splits = 1;
-  while (num_splits < 8 && num_steps / (2 * num_splits) >= kMinSteps &&
-         (num_units * num_splits < kItems || num_steps > num_splits * kMaxSteps)) {
-    num_splits *= 2;
-  }
-  return num_splits;
-}
-
 namespace {
-
-/// A shard of the inputs as a matrix of its own, whose splits are those of the whole that it
-/// covers: all being equally long they have the same borders, and their sums' places in `partials`.
-/// False if it does not begin and end with splits.
-bool take_own_splits(LinearParams& params) {
-  PackedLinear& weight = params.weight;
-  if (weight.has_all_inputs()) return true;
-  const int num_steps = weight.whole_inputs() / cuda::kLinearStep;
-  const int split_inputs = weight.whole_inputs() / weight.num_splits;
-  if (num_steps % weight.num_splits != 0 || weight.shard.first_input % split_inputs != 0 ||
-      weight.num_inputs % split_inputs != 0 || params.partials == nullptr) {
-    return false;
-  }
-  params.partials += cuda::partial_index(params.num_rows, weight.num_outputs,
-                                         weight.shard.first_input / split_inputs, 0, 0);
-  weight.num_splits = weight.num_inputs / split_inputs;
-  return true;
-}
 
 int linear_bf16(const LinearParams& params, void* stream) {
   // Rows up to which nothing is faster than streaming with the activations in registers. For a
@@ -272,18 +254,17 @@ int linear_bf16(const LinearParams& params, void* stream) {
 int linear_cuda(const LinearParams& params, void* stream) {
   const PackedLinear& weight = params.weight;
   const bool is_swiglu = weight.epilogue == LinearEpilogue::kSwiGlu;
+  const auto row_bytes = linear_row_stride(params) * int64_t(dtype_bytes(params.out_dtype));
   if (weight.layout != LinearLayout::kTiles || params.dtype != DType::kBF16 ||
       weight.num_outputs % kLinearUnit != 0 || weight.num_inputs % cuda::kLinearStep != 0 ||
-      weight.num_splits < 1 || !has_legal_bias(params) || !has_legal_shard(weight) ||
-      (is_swiglu && (params.partials != nullptr || params.out_dtype != DType::kBF16))) {
+      !has_legal_bias(params) || !has_legal_shard(weight) || !has_legal_output(params) ||
+      row_bytes % 16 != 0 || (is_swiglu && params.out_dtype != DType::kBF16)) {
     return cudaErrorInvalidValue;
   }
-  LinearParams own = params;
-  if (!take_own_splits(own)) return cudaErrorInvalidValue;
   if (params.num_rows == 0 || weight.num_outputs == 0) return cudaSuccess;
   switch (weight.format) {
     case MatrixFormat::kBF16:
-      return linear_bf16(own, stream);
+      return linear_bf16(params, stream);
   }
   return cudaErrorInvalidValue;
 }

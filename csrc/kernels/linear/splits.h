@@ -16,6 +16,13 @@ struct InputRange {
   OPENSPEC_HD constexpr int size() const { return end - begin; }
 };
 
+/// Splits [begin, end).
+struct SplitRange {
+  int begin = 0, end = 0;
+
+  OPENSPEC_HD constexpr int size() const { return end - begin; }
+};
+
 /// Inputs of split `split` of `num_splits`: whole units, of which two splits differ by one at most;
 /// of the last one as many as there are.
 OPENSPEC_HD constexpr InputRange split_inputs(int whole_inputs, int num_splits, int split) {

@@ -28,6 +28,8 @@ inline constexpr unsigned kAllLanes = 0xffffffffu;
 /// tile of rows), the last fastest: blocks that read the same weights for different rows run
 /// together and find them in the second-level cache.
 struct StreamGeometry {
+  SplitRange splits;   // that are here
+  int64_t row_stride;  // of the output, elements
   int num_row_tiles;
   int num_streams;  // blocks that share the units
   int num_slots;    // of a warp's WeightRing
@@ -54,11 +56,9 @@ __host__ __device__ constexpr int barrier_bytes(int num_slots) {
 }
 
 __device__ __forceinline__ Chain find_chain(const PackedLinear& weight, int split, int chain) {
-  const int num_steps = weight.num_inputs / kLinearStep;
-  const int begin = split_begin(num_steps, weight.num_splits, split);
-  const int end = split_begin(num_steps, weight.num_splits, split + 1);
-  const int first_step = chain_begin(begin, end, chain);
-  return {first_step, chain_begin(begin, end, chain + 1) - first_step};
+  const StepRange steps = split_steps(weight, split);
+  const int first_step = chain_begin(steps.begin, steps.end, chain);
+  return {first_step, chain_begin(steps.begin, steps.end, chain + 1) - first_step};
 }
 
 /// What a block works on, in this order: the splits of a unit, then the next unit.
@@ -143,21 +143,22 @@ __device__ __forceinline__ void write_output(bool is_swiglu, bool is_f32, void* 
 /// The outputs as bytes: where they are, how large a row and an element are.
 struct OutputLayout {
   bool is_swiglu, is_f32;
-  int element_bytes, unit_columns, num_columns;
+  int element_bytes, unit_columns;
+  int64_t row_stride;  // elements
   uint8_t* data;
 
-  __device__ __forceinline__ explicit OutputLayout(const LinearParams& params)
+  __device__ __forceinline__ OutputLayout(const LinearParams& params, int64_t row_stride)
       : is_swiglu(params.weight.epilogue == LinearEpilogue::kSwiGlu),
         is_f32(params.partials != nullptr || params.out_dtype == DType::kF32),
         element_bytes(is_f32 ? 4 : 2),
         unit_columns(is_swiglu ? kLinearGateRows : kLinearUnit),
-        num_columns(is_swiglu ? params.weight.num_outputs / 2 : params.weight.num_outputs),
+        row_stride(row_stride),
         data(static_cast<uint8_t*>(params.partials != nullptr ? static_cast<void*>(params.partials)
                                                               : params.out)) {}
 
   /// Byte of an output of a unit; rows of partials come split by split.
   __device__ __forceinline__ int64_t at(int64_t row, int unit, int output) const {
-    return (row * num_columns + unit * unit_columns + output) * element_bytes;
+    return (row * row_stride + unit * unit_columns + output) * element_bytes;
   }
   __device__ __forceinline__ bool has(int output) const { return output < unit_columns; }
 };
@@ -214,15 +215,16 @@ __global__ void __maxnreg__(112) stream_kernel(LinearParams params, StreamGeomet
 
   const PackedLinear& weight = params.weight;
   const bool is_apart = params.partials != nullptr;
-  const OutputLayout layout(params);
+  const OutputLayout layout(params, geometry.row_stride);
   const int row_tile = blockIdx.x % geometry.num_row_tiles;
   const int stream = blockIdx.x / geometry.num_row_tiles;
   BlockItems items;
-  items.first_unit = is_apart ? stream / weight.num_splits : stream;
+  const SplitRange& splits = geometry.splits;
+  items.first_unit = is_apart ? stream / splits.size() : stream;
   items.unit_stride = geometry.num_streams;
   items.num_units = weight.num_outputs / kLinearUnit;
-  items.first_split = is_apart ? stream % weight.num_splits : 0;
-  items.last_split = is_apart ? items.first_split + 1 : weight.num_splits;
+  items.first_split = splits.begin + (is_apart ? stream % splits.size() : 0);
+  items.last_split = is_apart ? items.first_split + 1 : splits.end;
 
   extern __shared__ __align__(128) uint8_t shared[];
   float* const sums =

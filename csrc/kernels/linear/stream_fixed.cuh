@@ -151,15 +151,16 @@ template <typename Sums, bool kHasBias>
 class UnitSums {
  public:
   /// `sums`: shared address of all, `own_sums`: of the warp's chain's.
-  __device__ __forceinline__ UnitSums(const LinearParams& params, int split, uint32_t sums,
-                                      uint32_t own_sums, int lane)
+  __device__ __forceinline__ UnitSums(const LinearParams& params, int64_t row_stride, int split,
+                                      uint32_t sums, uint32_t own_sums, int lane)
       : row_(threadIdx.x / kLinearUnit),
         output_(threadIdx.x % kLinearUnit),
         from_(sums + (row_ * Sums::kPitch + output_) * 4),
         to_(own_sums + (lane % 4 * 2 * Sums::kPitch + lane / 4) * 4),
-        layout_(params),
+        layout_(params, row_stride),
         out_(layout_.data + layout_.at(static_cast<int64_t>(split) * params.num_rows, 0, 0)),
         first_at_(static_cast<uint32_t>(layout_.at(row_, 0, output_))),
+        row_bytes_(static_cast<uint32_t>(row_stride) * layout_.element_bytes),
         unit_at_(layout_.unit_columns * layout_.element_bytes) {}
 
   template <int kTiles>
@@ -191,7 +192,7 @@ class UnitSums {
         sum += load_shared(from + c * Sums::kChainFloats * 4);
       }
       const bool is_written = row_ + pass * kPassRows < params.num_rows && layout_.has(output_);
-      const uint32_t pass_at = pass * kPassRows * layout_.num_columns * layout_.element_bytes;
+      const uint32_t pass_at = pass * kPassRows * row_bytes_;
       write_output(layout_.is_swiglu, layout_.is_f32, out_ + at + pass_at, is_written,
                    kHasBias ? with_bias(sum, params.weight, unit, output_) : sum);
     }
@@ -202,7 +203,7 @@ class UnitSums {
   uint32_t from_, to_;
   OutputLayout layout_;
   uint8_t* out_;
-  uint32_t first_at_, unit_at_;  // few rows: below 4 GB
+  uint32_t first_at_, row_bytes_, unit_at_;  // few rows: below 4 GB
 };
 
 /// kHasBias: of a matrix with a bias. Apart from the others, which have no register to spare.
@@ -217,8 +218,9 @@ __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
   const int lane = threadIdx.x % 32;
 
   const PackedLinear& weight = params.weight;
-  const int split = blockIdx.x % weight.num_splits;  // 0 without partials
-  const int first_unit = blockIdx.x / weight.num_splits;
+  const int num_splits = geometry.splits.size();  // 1 without partials
+  const int split = blockIdx.x % num_splits;      // of those that are here
+  const int first_unit = blockIdx.x / num_splits;
   const int unit_stride = geometry.num_streams;
   const int num_units = weight.num_outputs / kLinearUnit;
   const int first_step = (split * kLinearChains + warp) * kSteps;
@@ -252,7 +254,8 @@ __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
     fill_record<Ring>(ring + i * Ring::kRecordBytes, next, lane);
   }
 
-  const UnitSums<Sums, kHasBias> unit_sums(params, split, sums, own_sums, lane);
+  const UnitSums<Sums, kHasBias> unit_sums(params, geometry.row_stride,
+                                           geometry.splits.begin + split, sums, own_sums, lane);
 
   wait_for_previous_kernel();
   RegisterActivations<kTiles, kSteps> activations;

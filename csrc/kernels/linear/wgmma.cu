@@ -55,6 +55,11 @@ int stage_bytes(const WgmmaPlan& plan) {
   return plan.tile_units * kUnitBytes + plan.tile_rows * kRowBytes;
 }
 
+/// Splits whose sums stay apart, or one for all of them.
+int num_splits_apart(const LinearParams& params) {
+  return params.partials != nullptr ? params.weight.own_splits().size() : 1;
+}
+
 bool writes_f32(const LinearParams& params) {
   return params.partials != nullptr || params.out_dtype == DType::kF32;
 }
@@ -81,11 +86,11 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
   Job job = {};
   job.is_split = params.partials != nullptr;
   job.out = job.is_split ? params.partials : params.out;
-  job.bias = params.weight.bias;
+  job.weight = params.weight;
+  job.splits = params.weight.own_splits();
+  job.row_stride = linear_row_stride(params);
   job.num_rows = params.num_rows;
   job.num_units = params.weight.num_outputs / kLinearUnit;
-  job.num_steps = params.weight.num_inputs / kLinearStep;
-  job.num_splits = params.weight.num_splits;
   job.is_swiglu = params.weight.epilogue == LinearEpilogue::kSwiGlu;
   job.is_f32 = writes_f32(params);
   job.tile_units = plan.tile_units;
@@ -93,7 +98,7 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
   // A stage is given back while the next one is read.
   if (job.num_stages < 2) return cudaErrorInvalidValue;
 
-  const int num_splits = job.is_split ? job.num_splits : 1;
+  const int num_splits = num_splits_apart(params);
   job.num_row_tiles = ceil_div(params.num_rows, kRows * kCluster);
   int num_clusters = num_sms() / kCluster;
   int shorter_units = plan.tile_units;
@@ -138,7 +143,7 @@ double estimate(const WgmmaPlan& plan, const LinearParams& params) {
   constexpr double kTileNs = 700;                    // to write a tile
   const PackedLinear& weight = params.weight;
   const int num_units = weight.num_outputs / kLinearUnit;
-  const int num_splits = params.partials != nullptr ? weight.num_splits : 1;
+  const int num_splits = num_splits_apart(params);
   const int num_row_tiles = ceil_div(params.num_rows, plan.tile_rows * plan.cluster);
   const double num_inputs = static_cast<double>(weight.num_inputs) / num_splits;
   const double row_bytes = 2.0 * num_inputs * plan.tile_rows;
@@ -181,7 +186,7 @@ int run_shared_kib(const WgmmaPlan& plan) {
 /// For many rows: the fastest by the model above, of bands and of a run for every cluster.
 WgmmaPlan many_rows_plan(const LinearParams& params) {
   const int num_units = params.weight.num_outputs / kLinearUnit;
-  const int num_splits = params.partials != nullptr ? params.weight.num_splits : 1;
+  const int num_splits = num_splits_apart(params);
   WgmmaPlan best;
   double best_time = 0;
   for (const int tile_rows : {96, 128}) {
@@ -217,7 +222,7 @@ WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
   plan.tile_rows = form->tile_rows;
   plan.cluster = form->cluster;
   const int num_units = params.weight.num_outputs / kLinearUnit;
-  const int num_splits = params.partials != nullptr ? params.weight.num_splits : 1;
+  const int num_splits = num_splits_apart(params);
   const int min_units = plan.tile_rows > 32 ? kGroupUnits : 1;
   plan.num_runs = std::clamp(num_sms() / plan.cluster / num_splits, 1,
                              std::max(1, ceil_div(num_units, min_units)));
@@ -251,10 +256,12 @@ int linear_wgmma(const LinearParams& params, void* stream) {
 
 bool linear_wgmma_takes(const PackedLinear& shape, int num_rows) {
   // Chains without a step have no product to wait for; the kernel has no case for them.
-  const int num_steps = shape.num_inputs / kLinearStep;
-  return num_rows >= kMinRows && num_steps >= shape.num_splits * kLinearChains &&
-         shape.layout == LinearLayout::kTiles && shape.num_inputs % kLinearStep == 0 &&
-         shape.num_outputs % kLinearUnit == 0 && has_wgmma();
+  const SplitRange splits = shape.own_splits();
+  for (int split = splits.begin; split < splits.end; ++split) {
+    if (split_steps(shape, split).size() < kLinearChains) return false;
+  }
+  return num_rows >= kMinRows && shape.layout == LinearLayout::kTiles &&
+         shape.num_inputs % kLinearStep == 0 && shape.num_outputs % kLinearUnit == 0 && has_wgmma();
 }
 
 }  // namespace openspec::cuda

@@ -121,8 +121,8 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const Ring& ring,
   for (TileCursor<kRows, kCluster> tiles(job, rank); !tiles.at_end(); tiles.advance()) {
     const ProductTile& tile = tiles.tile;
     if (group * kGroupUnits >= tile.num_units) {
-      reader.skip(split_begin(job.num_steps, job.num_splits, tile.last_split) -
-                  split_begin(job.num_steps, job.num_splits, tile.first_split));
+      reader.skip(split_steps(job.weight, tile.last_split - 1).end -
+                  split_steps(job.weight, tile.first_split).begin);
       continue;
     }
     float sums[kRows / 2];
@@ -131,14 +131,13 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const Ring& ring,
     float chain_sums[kRows / 2] = {};
     reader.begin_tile(tile.box_units);
     for (int split = tile.first_split; split < tile.last_split; ++split) {
-      const int begin = split_begin(job.num_steps, job.num_splits, split);
-      const int end = split_begin(job.num_steps, job.num_splits, split + 1);
+      const StepRange steps = split_steps(job.weight, split);
 #pragma unroll
       for (int i = 0; i < kRows / 2; ++i) sums[i] = 0.0f;
 #pragma unroll 1
       for (int chain = 0; chain < kLinearChains; ++chain) {
-        reader.multiply(chain_sums,
-                        chain_begin(begin, end, chain + 1) - chain_begin(begin, end, chain));
+        reader.multiply(chain_sums, chain_begin(steps.begin, steps.end, chain + 1) -
+                                        chain_begin(steps.begin, steps.end, chain));
 #pragma unroll
         for (int i = 0; i < kRows / 2; ++i) sums[i] = __fadd_rn(sums[i], chain_sums[i]);
       }
@@ -148,8 +147,7 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const Ring& ring,
     reader.finish_tile();
 
     GroupOutput to;
-    const int num_outputs = job.num_units * kLinearUnit / (job.is_swiglu ? 2 : 1);
-    to.row_stride = num_outputs;
+    to.row_stride = job.row_stride;
     to.first_row = tile.first_row;
     to.num_rows = job.num_rows;
     to.first_unit = tile.first_unit + group * kGroupUnits;
@@ -160,9 +158,9 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const Ring& ring,
     to.out = job.out;
     if (job.is_split) {
       to.out = static_cast<float*>(job.out) +
-               partial_index(job.num_rows, num_outputs, tile.first_split, 0, 0);
+               partial_index(job.num_rows, job.weight.num_outputs, tile.first_split, 0, 0);
     }
-    if (job.bias != nullptr) add_bias<kRows>(to, job.bias, sums);
+    if (job.weight.bias != nullptr) add_bias<kRows>(to, job.weight.bias, sums);
     // One buffer serves all this: nobody writes it for one purpose while another thread still reads
     // it for the one before.
     wgmma::sync_group(group);
@@ -224,8 +222,8 @@ __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUten
   } else {
     if constexpr (Threads<kRows>::kMovesRegisters) wgmma::take_registers<kMultiplyingRegisters>();
     wait_for_previous_kernel();
-    const int buffer_bytes =
-        group_buffer_bytes(kRows, job.num_splits > 1 && !job.is_split, job.is_f32, job.is_swiglu);
+    const int buffer_bytes = group_buffer_bytes(kRows, job.splits.size() > 1 && !job.is_split,
+                                                job.is_f32, job.is_swiglu);
     multiply_tiles<kRows, kCluster>(
         job, ring, warp / 4, rank,
         ring.stages + ring.num_stages * ring.stage_bytes + warp / 4 * buffer_bytes);

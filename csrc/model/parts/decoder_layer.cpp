@@ -11,8 +11,9 @@ namespace openspec {
 
 namespace {
 
-// Up to so many rows the sums of split linears are left to the next op; with more rows the extra
-// memory traffic costs more than the parallelism of the splits brings.
+// Up to so many rows on CUDA the sums of split linears are left to the next op; with more rows the
+// extra memory traffic costs more than the parallelism of the splits brings, and the linear adds
+// them as the CPU's always does.
 constexpr int kMaxPartialRows = 256;
 
 }  // namespace
@@ -37,7 +38,6 @@ void LayerGeometry::validate() const {
 }
 
 LayerPart LayerGeometry::part() const {
-  if (rank.size == 1) return {num_q_heads, num_kv_heads, intermediate_size};
   const Part q_heads = even_part("query heads", num_q_heads, rank);
   const Part inputs = split_part("o_proj", hidden_size, num_q_heads * head_dim, rank);
   OPENSPEC_CHECK_ARG(
@@ -167,7 +167,7 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
   if (device == Device::kCuda) {
     int num_splits = 1;
     for (const int inputs : {g.q_width(), g.intermediate_size, limits.max_inputs}) {
-      num_splits = std::max(num_splits, linear_num_splits_cuda(g.hidden_size, inputs));
+      num_splits = std::max(num_splits, linear_num_splits(g.hidden_size, inputs));
     }
     at.linear = areas.take(1, kLinearWorkspaceBytesCuda);
     at.partials = areas.take(num_splits * std::min(limits.max_rows, kMaxPartialRows),

@@ -30,9 +30,7 @@ struct DenseConfig : LayerGeometry {
     vocabulary();
   }
   /// The rank's columns of the logits.
-  Part vocabulary() const {
-    return rank.size == 1 ? Part(vocab_size) : unit_part("tokens", vocab_size, rank);
-  }
+  Part vocabulary() const { return unit_part("tokens", vocab_size, rank); }
   ForwardLimits pass_limits(const ForwardLimits& limits) const { return limits; }
 
   int num_layers;

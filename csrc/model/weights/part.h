@@ -29,6 +29,7 @@ inline Part even_part(const char* what, int whole, TpRank rank) {
 /// The rank's outputs of a matrix whose outputs go their own ways, such as the LM head: whole
 /// units, of which two ranks' differ by one at most. Throws ArgumentError naming `what`.
 inline Part unit_part(const char* what, int whole, TpRank rank) {
+  if (rank.size == 1) return whole;
   OPENSPEC_CHECK_ARG(whole >= rank.size * kSplitUnit, "tensor_parallel_size ", rank.size,
                      " needs at least ", rank.size * kSplitUnit, " ", what, ", the model has ",
                      whole, "; choose a smaller one, or --replicas for more devices");

@@ -125,8 +125,9 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
     bytes = linear_packed_bytes_cpu(linear.num_outputs, inputs.count, epilogue);
   }
   std::string all_names;
-  for (const std::string& name : names)
+  for (const std::string& name : names) {
     all_names += (all_names.empty() ? "" : ", ") + prefix + name;
+  }
   void* packed = take_numbers(all_names, bytes, kMatrixType);
   linear.data = packed;
   float* bias = nullptr;

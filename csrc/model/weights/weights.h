@@ -40,8 +40,8 @@ class Weights {
   /// A matrix of several checkpoint tensors, one below the other (gate, then up for SwiGLU), of
   /// each of which the outputs and inputs are here that are given. A tensor may be part of several
   /// matrices.
-  /// `may_split`: its sums may be left as partials for the next op to add. `has_bias`: of each
-  /// tensor there is a bias too, "x.bias" beside "x.weight".
+  /// `may_split`: its sum is of splits, which may be left for the next op to add. `has_bias`: of
+  /// each tensor there is a bias too, "x.bias" beside "x.weight".
   PackedLinear add_linear(const std::string& prefix, const std::vector<std::string>& names,
                           const std::vector<Part>& outputs, Part inputs, LinearEpilogue epilogue,
                           bool may_split = false, bool has_bias = false);
