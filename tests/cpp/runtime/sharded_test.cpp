@@ -115,6 +115,8 @@ const TargetRegistration failing_registration(
      .exchange_bytes =
          [](const TargetSetup& setup) { return dense_kind().exchange_bytes(setup); }});
 
+const TargetRegistration lonely_registration("lonely", {});
+
 }  // namespace
 
 TEST(parts_of_a_layer_are_all_of_it) {
@@ -159,6 +161,7 @@ TEST(what_ranks_cannot_share_is_refused_with_the_reason) {
   };
   check_config([](auto& config) { config.tensor_parallel_size = 3; }, "must be 1, 2, 4 or 8");
   check_config([](auto& config) { config.device = Device::kCuda; }, "use --replicas");
+  check_config([](auto& config) { config.target.kind = "lonely"; }, "lonely run on one device");
   check_config([](auto& config) { config.target.vocab_size = 40; }, "at least 64 tokens");
 }
 
