@@ -32,6 +32,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ class Sample:
 
     seconds: float
     megabytes: float
-    num_files: int
+    files: list[str]
+    """Those open, by process."""
     num_draft_tokens: float
     num_accepted_tokens: float
 
@@ -297,6 +299,16 @@ def resident_megabytes(pid: int) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) / 1024
 
 
+def open_files(pid: int) -> list[str]:
+    """What a process has open, without the numbers of sockets and pipes."""
+    name = Path(f"/proc/{pid}/comm").read_text().strip()
+    links = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            links.append(f"{name}: {link.readlink()}".partition(":[")[0])
+    return links
+
+
 def metrics(url: str) -> Counter[str]:
     """Sums over labels, by name without prefix."""
     sums: Counter[str] = Counter()
@@ -312,7 +324,7 @@ def look(pid: int, url: str, began: float) -> Sample:
     return Sample(
         round(time.monotonic() - began, 1),
         round(sum(map(resident_megabytes, everyone)), 2),
-        sum(len(list(Path(f"/proc/{one}/fd").iterdir())) for one in everyone),
+        sorted(name for one in everyone for name in open_files(one)),
         counters["spec_decode_num_draft_tokens_total"],
         counters["spec_decode_num_accepted_tokens_total"],
     )
@@ -343,8 +355,8 @@ def verdicts(traffic: Traffic, samples: list[Sample], idle: Sample, url: str) ->
     slope, upper = growth(late)
     if upper >= MOST_GROWTH:
         wrong["memory"] = f"{slope:.2f} MB a minute, up to {upper:.2f}"
-    if idle.num_files > samples[0].num_files:
-        wrong["files"] = f"{samples[0].num_files} before, {idle.num_files} after"
+    if left_open := Counter(idle.files) - Counter(samples[0].files):
+        wrong["files"] = f"more than before: {dict(left_open)}"
     middle = late[len(late) // 2]
     if (drift := abs(acceptance(late[0], middle) - acceptance(middle, late[-1]))) >= MOST_DRIFT:
         wrong["acceptance"] = f"drifts by {drift:.3f}"
@@ -426,7 +438,7 @@ def main() -> int:
         "megabytes_per_minute": {"slope": round(slope, 4), "upper": round(upper, 4)},
         "wrong": wrong,
         "problems": traffic.problems[:20],
-        "samples": [asdict(one) for one in samples],
+        "samples": [{**asdict(one), "files": len(one.files)} for one in samples],
     }
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -76,9 +76,9 @@ class EngineConfig:
     page_size: int = number(16, 1, 1024)
     """Tokens of a KV page."""
     kv_cache_memory: int | None = number(None, 1, 1 << 50, is_bytes=True)
-    """Memory for KV pages, such as 2GiB. Default: on cuda what gpu_memory_utilization leaves beside
-    weights and scratch, on cpu up to a quarter of the free memory, at most 1GiB; in either case no
-    more than max_num_seqs sequences of max_model_len tokens can use."""
+    """Memory for KV pages, such as 2GiB, of each rank. Default: on cuda what gpu_memory_utilization
+    leaves beside weights and scratch, on cpu up to a quarter of the free memory, at most 1GiB; in
+    either case no more than max_num_seqs sequences of max_model_len tokens can use."""
     gpu_memory_utilization: float = named(0.9, "SHARE")
     """Share of the GPU's memory that the engine may take, above 0 and up to 1; only on cuda, and
     without effect on KV pages if kv_cache_memory is set."""

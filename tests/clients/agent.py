@@ -18,12 +18,15 @@ HOME = "@HOME@"
 TIMEOUT_S = 200
 
 
-def run_agent(command: list[str], **variables: str) -> str:
-    """Runs an agent on ASK and returns its output; HOME in a variable stands for its home.
+def run_agent(*commands: list[str], **variables: str) -> str:
+    """Runs an agent's commands, the first on ASK, in one folder and home; returns their output.
+
+    HOME in a variable stands for the home.
 
     Raises:
-        AssertionError: it failed, it made no file, or it did not show the answer.
+        AssertionError: one failed, or there is no file.
     """
+    output = ""
     with tempfile.TemporaryDirectory() as folder:
         home, work = Path(folder) / "home", Path(folder) / "work"
         home.mkdir()
@@ -31,18 +34,19 @@ def run_agent(command: list[str], **variables: str) -> str:
         own = {name: value.replace(HOME, str(home)) for name, value in variables.items()}
         # PWD as well: some read it rather than ask the system.
         environment = {**os.environ, "HOME": str(home), "PWD": str(work), **own}
-        done = subprocess.run(
-            command,
-            cwd=work,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        output = done.stdout + done.stderr
-        assert done.returncode == 0, output
+        for command in commands:
+            done = subprocess.run(
+                command,
+                cwd=work,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+            output += done.stdout + done.stderr
+            assert done.returncode == 0, output
         assert (work / MADE).is_file(), f"no tool ran:\n{output}"
         assert (work / MADE).read_text().strip() == "hello"
         return output
@@ -55,5 +59,5 @@ def version(*command: str) -> str:
 
 
 def address() -> str:
-    """The server's address."""
-    return sys.argv[1]
+    """The address of the server with the script."""
+    return sys.argv[2]

@@ -1,4 +1,4 @@
-"""aider: an edit of a whole file; it calls no tools. argv[1] is the server's address."""
+"""aider: an edit of a whole file; it calls no tools. argv[2] is the scripted server's address."""
 
 from agent import ASK, MADE, address, run_agent, version
 

@@ -1,4 +1,4 @@
-"""Claude Code: a turn with a call of its Bash tool; argv[1] is the server's address."""
+"""Claude Code: a turn with a call of its Bash tool; argv[2] is the scripted server's address."""
 
 from agent import ASK, DONE, address, run_agent, version
 

@@ -78,6 +78,15 @@ try:
     raise AssertionError("an answer that is not stored was found")
 except openai.NotFoundError as error:
     assert error.param == "previous_response_id"
+assert client.responses.retrieve(by_id.id).output_text == by_id.output_text
+listed = [item.type for item in client.responses.input_items.list(by_id.id, order="asc")]
+assert listed == ["message", *(item.type for item in first.output), "message"]
+client.responses.delete(by_id.id)
+try:
+    client.responses.retrieve(by_id.id)
+    raise AssertionError("an answer that was deleted was found")
+except openai.NotFoundError as error:
+    assert error.param == "response_id"
 
 # A call that must come beside the form of the last answer, as the Agents SDK asks for both.
 loose = {**function, "strict": False}

@@ -1,4 +1,4 @@
-"""opencode: a turn with a call of its bash tool; argv[1] is the server's address."""
+"""opencode: a turn with a call of its bash tool; argv[2] is the scripted server's address."""
 
 import json
 

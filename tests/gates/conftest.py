@@ -63,7 +63,7 @@ class BushDrafter(_C.Drafter):
         return nodes
 
 
-PYTHON_DRAFTERS = {"(garbage)": GarbageDrafter, "(echo)": EchoDrafter, "(bush)": BushDrafter}
+PYTHON_DRAFTERS = {"(garbage)": GarbageDrafter, "(echo)": EchoDrafter, "(bush tree)": BushDrafter}
 
 TREES: dict[str, dict[str, object]] = {
     "eagle3 tree": {"method": "eagle3", "draft_top_k": 4},
@@ -77,7 +77,7 @@ TREES: dict[str, dict[str, object]] = {
 VARIANTS: dict[str, dict[str, object]] = {
     **TREES,
     "eagle3 long": {"method": "eagle3", "num_speculative_tokens": 15},
-    "eagle3 deep": {"method": "eagle3", "num_speculative_tokens": 15, "draft_top_k": 3},
+    "eagle3 deep tree": {"method": "eagle3", "num_speculative_tokens": 15, "draft_top_k": 3},
     "eagle3 window": {"method": "eagle3", "draft_window": 24},
     "eagle3 layers": {"method": "eagle3", "head": untrained.LAYERS},
     "peagle long": {"method": "peagle", "num_speculative_tokens": 15},

@@ -1,5 +1,8 @@
 """Which combinations of a gate's parameters run per commit: each pair of values meets in one.
 
+Each gate meets chains and trees of each method. Drafters that are alike in both take turns, from
+one gate to the next.
+
 Of other targets than the embedded model each meets each method in one gate of test_equality.
 """
 
@@ -30,20 +33,26 @@ def method_of(drafter: object) -> str:
     return SHARED.get(name, name)
 
 
+def is_tree(drafter: object) -> bool:
+    """Of a drafter's name: those whose drafts branch end in `tree`."""
+    return str(drafter).strip("()").endswith(" tree")
+
+
 def needs_of(values: Values) -> set[object]:
-    """What a case shows: its drafter, and each two of its method and its parameters."""
+    """What a case shows: a chain or a tree of its method, and each two of its method and its
+    parameters."""
     drafter, *others = values
-    return {drafter, *combinations(enumerate((method_of(drafter), *others)), 2)}
+    method = method_of(drafter)
+    return {(method, is_tree(drafter)), *combinations(enumerate((method, *others)), 2)}
 
 
-def cover_pairs(cases: Sequence[Values]) -> list[int]:
+def cover_pairs(cases: Sequence[Values], turns: Counter[object]) -> list[int]:
     """Places of cases that together show all that any case shows.
 
     Greedy: always the case with the most that none before it showed, and of equals the one whose
-    drafter had the fewest turns.
+    drafter had the fewest turns. `turns` counts them, over all gates that share it.
     """
     left = [needs_of(values) for values in cases]
-    turns: Counter[object] = Counter()
     chosen = []
     while any(left):
         best = max(range(len(cases)), key=lambda at: (len(left[at]), -turns[cases[at][0]]))
@@ -97,8 +106,9 @@ def split(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.
             gates.setdefault(gate_of(item), []).append(item)
         else:
             others.append(item)
+    turns: Counter[object] = Counter()
     for cases in gates.values():
-        chosen = cover_pairs([parameters(case) for case in cases])
+        chosen = cover_pairs([parameters(case) for case in cases], turns)
         left_out |= set(cases) - {cases[place] for place in chosen}
     left_out |= set(others)
     candidates = [

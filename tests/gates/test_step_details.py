@@ -145,7 +145,7 @@ def test_offered_drafts(reference: Reference) -> None:
     """The drafts that a step reports are those that the drafter was seen to propose."""
     if harness.DEVICE != "cpu":
         pytest.skip("other steps are launched before the drafts of one can be looked at")
-    settings = drafter_settings("(bush)", 5)
+    settings = drafter_settings("(bush tree)", 5)
     core = make_core(**settings, max_num_seqs=1)
     job = dataclasses.replace(jobs("greedy", 1)[0], speculative=DETAILED)
     core.add_request(

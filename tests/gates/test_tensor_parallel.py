@@ -25,7 +25,7 @@ from tests.gates.pairs import EMBEDDED
 from tests.gates.test_faults import STAGES, Fault
 from tests.gates.test_logits import Subject, assert_same_bits
 from tests.gates.workload import jobs
-from tests.heads.formats import Block, Sizes, dflash_zlab
+from tests.heads.formats import Block, Sizes, dflash_zlab, eagle3_deepspec, markov_tensors
 from tests.heads.seeded import drawn, write
 from tests.heads.untrained import GAINS, ONES
 
@@ -43,10 +43,11 @@ SIZES = Sizes(
 )
 """A target that eight ranks can share."""
 
+FULL = pytest.mark.full
 FEW_DRAFTERS = ("ngram", "eagle3 tree")
 """A commit runs all in `test_crowded`, and these in the other gates."""
 EACH_DRAFTER = [
-    name if name in FEW_DRAFTERS else pytest.param(name, marks=pytest.mark.full)
+    name if name in FEW_DRAFTERS else pytest.param(name, marks=FULL)
     for name in (*available_drafters(), *VARIANTS, *PYTHON_DRAFTERS)
 ]
 
@@ -79,10 +80,16 @@ def eight_heads(num_kv_heads: int, name: str = "qwen3-0.6b") -> Path:
 
 
 @cache
-def block_head() -> Path:
-    """A head for it that reads the target's embedding and LM head, which lies on all ranks."""
-    block = Block(num_layers=2, mask=271, outputs=[0, 2])
-    config, shapes = dflash_zlab(SIZES, block, 8)
+def head(method: str) -> Path:
+    """One for it. Those that draft blocks read its embedding and its LM head, which ranks share."""
+    if method == "eagle3":
+        config, shapes = eagle3_deepspec(SIZES, [0, 1, 2])
+    else:
+        block = Block(num_layers=2, mask=271, outputs=[0, 2])
+        config, shapes = dflash_zlab(SIZES, block, 8)
+    if method == "dspark":
+        config["markov_rank"] = 16
+        shapes |= markov_tensors(SIZES, 16)
     return write(new_folder(), (config, drawn(shapes, 0, GAINS, ONES)))
 
 
@@ -116,7 +123,7 @@ def test_crowded(drafter_name: str, num_ranks: int, reference: Reference) -> Non
         assert stats.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=FULL)])
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("name", EACH_DRAFTER)
 def test_faults(name: str, stage: str, num_ranks: int, reference: Reference) -> None:
@@ -135,7 +142,7 @@ def test_bfloat16(name: str) -> None:
     assert texts(run(make_core(**settings, tensor_parallel_size=4), batch)) == plain_texts
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=pytest.mark.full), 4])
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=FULL), 4])
 @pytest.mark.parametrize("grammar", KINDS)
 @pytest.mark.parametrize("name", EACH_DRAFTER)
 def test_grammars(name: str, grammar: str, num_ranks: int) -> None:
@@ -144,7 +151,7 @@ def test_grammars(name: str, grammar: str, num_ranks: int) -> None:
     assert texts(run(core, batch)) == texts(plain(batch))
 
 
-@pytest.mark.parametrize("num_threads", [3, 6, pytest.param(16, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_threads", [3, 6, pytest.param(16, marks=FULL)])
 def test_threads(num_threads: int, reference: Reference) -> None:
     """Fewer than ranks, more, which are not shared out evenly, and many."""
     batch = jobs("mixed", 4)
@@ -154,23 +161,29 @@ def test_threads(num_threads: int, reference: Reference) -> None:
 
 # ---- Eight ranks --------------------------------------------------------------------------------
 
-DRAFTERS: dict[str, dict[str, Any]] = {
-    "ngram": {"method": "ngram"},
-    "dflash": {"method": "dflash"},
-    "dflash tree": {"method": "dflash", "draft_top_k": 4},
-}
+DRAFTERS = ("ngram", "eagle3", "eagle3 tree", "dflash", "dflash tree", "dspark", "dspark tree")
+"""A commit runs the first, a tree, and one that reads the target's LM head."""
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("ngram", "eagle3 tree", "dflash") else pytest.param(name, marks=FULL)
+        for name in DRAFTERS
+    ],
+)
 @pytest.mark.parametrize(
     ("num_kv_heads", "num_ranks"),
-    [(2, 8), *(pytest.param(*each, marks=pytest.mark.full) for each in ((2, 4), (8, 4), (8, 8)))],
+    [(2, 8), *(pytest.param(*each, marks=FULL) for each in ((2, 4), (8, 4), (8, 8)))],
 )
 def test_eight_heads(name: str, num_kv_heads: int, num_ranks: int) -> None:
     batch = jobs("mixed", 8)
-    settings = dict(DRAFTERS[name])
-    if settings["method"] == "dflash":
-        settings["draft_model"] = str(block_head())
+    method, _, is_tree = name.partition(" ")
+    settings: dict[str, Any] = {"method": method, "num_speculative_tokens": 4}
+    if method != "ngram":
+        settings["draft_model"] = str(head(method))
+    if is_tree:
+        settings["draft_top_k"] = 4
     folder = str(eight_heads(num_kv_heads))
     expected = run(make_core(model=folder, method="none"), batch)
     settings |= {"tensor_parallel_size": num_ranks, "max_num_batched_tokens": 64}
@@ -185,12 +198,12 @@ def test_eight_heads(name: str, num_kv_heads: int, num_ranks: int) -> None:
 @pytest.mark.parametrize(
     ("name", "num_ranks", "dtype"),
     [
-        pytest.param(EMBEDDED, 2, "float32", marks=pytest.mark.full),
+        pytest.param(EMBEDDED, 2, "float32", marks=FULL),
         (EMBEDDED, 4, "float32"),
         (EMBEDDED, 2, "bfloat16"),
-        pytest.param(EMBEDDED, 4, "bfloat16", marks=pytest.mark.full),
+        pytest.param(EMBEDDED, 4, "bfloat16", marks=FULL),
         ("qwen3-0.6b", 8, "float32"),
-        pytest.param("qwen3-0.6b", 8, "bfloat16", marks=pytest.mark.full),
+        pytest.param("qwen3-0.6b", 8, "bfloat16", marks=FULL),
         ("qwen2.5-0.5b", 8, "bfloat16"),  # with biases
     ],
 )

@@ -27,6 +27,8 @@ GUARDED = [
     "/get_model_info",
     "/load",
     "/v1/loads",
+    "/v1/responses/{response_id}",
+    "/v1/responses/{response_id}/input_items",
     "/kv_event_sources",
     "/tokenizer_info",
     "/openapi.json",
@@ -35,6 +37,7 @@ POSTS = [
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/responses",
+    "/v1/responses/input_tokens",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/tokenize",
@@ -78,11 +81,14 @@ def status(answer: bytes) -> int:
 
 
 def test_every_route_is_guarded_but_six(guarded: RunningServer) -> None:
-    from openspec.serve.server.app import GET_ROUTES, POST_ROUTES
+    from openspec.serve.server.app import GET_ROUTES, POST_ROUTES, ROUTES
 
     for path in GET_ROUTES:
         path = path.replace("{model_id}", "fake")
         assert guarded.client.get(path).status_code == (200 if path in PUBLIC else 401), path
+    deletes = [path for path, handlers in ROUTES.items() if "DELETE" in handlers]
+    assert deletes == ["/v1/responses/{response_id}"]
+    assert guarded.client.delete(deletes[0]).status_code == 401
     for path in POST_ROUTES.keys() - PUBLIC:
         response = guarded.client.post(path, json={"prompt": "a"})
         assert response.status_code == 401, path

@@ -161,6 +161,26 @@ def test_chat_logprobs(server: RunningServer) -> None:
     assert server.chat(max_tokens=2)["choices"][0]["logprobs"] is None
 
 
+@pytest.mark.parametrize("stop", [None, ["or so"]], ids=str)
+def test_a_stream_with_logprobs_goes_token_by_token(
+    server: RunningServer, stop: list[str] | None
+) -> None:
+    """Clients take a chunk's text from its logprobs where it has several."""
+    server.engine.script = lambda _: server.ids("It is seven or so, über.<|im_end|>")
+    body = {"messages": [{"role": "user", "content": "x"}], "return_token_ids": True, "stop": stop}
+    whole = server.chat(**body, logprobs=True)["choices"][0]
+    chunks = stream(server.client, "/v1/chat/completions", {**body, "logprobs": True})
+    choices = [choice for chunk in chunks for choice in chunk["choices"]][1:]
+    assert [choice["token_ids"] for choice in choices] == [[one] for one in whole["token_ids"]]
+    entries = [entry for choice in choices for entry in choice["logprobs"]["content"]]
+    assert entries == whole["logprobs"]["content"]
+    contents = [choice["delta"].get("content", "") for choice in choices]
+    assert "".join(contents) == whole["message"]["content"]
+    if stop is None:
+        assert choices[-1]["delta"] == {} and entries[-1]["token"] == "<|im_end|>"
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
+
+
 def test_token_names_are_unique() -> None:
     assert token_name(5, b"abc", as_id=False) == "abc"
     assert token_name(5, b"\xe2\x80", as_id=False) == "bytes:\\xe2\\x80"

@@ -62,7 +62,7 @@ def error_of(server: RunningServer, path: str, status: int, body: object, **head
     assert response.status_code == status, response.text
     answer = response.json()
     assert set(answer) == {"type", "error"} and answer["type"] == "error"
-    assert set(answer["error"]) == {"type", "message"}
+    assert set(answer["error"]) - {"details"} == {"type", "message"}
     return answer["error"]
 
 
@@ -292,7 +292,11 @@ def turn(**fields: object) -> list[dict]:
         ("enable_thinking", False),
         ("thinking", {"type": "perhaps"}),
         ("output_config", {"format": {"type": "json_schema"}}),
+        ("output_format", {"type": "json_schema"}),
+        ("output_format", {"type": "json_schema", "schema": {"not": {}}}),
         ("mcp_servers", [{"type": "url"}]),
+        ("compaction", {"type": "summarize"}),
+        ("thread", {"type": "create"}),
         ("n", 2),
         ("speculative", {"detailed": True}),
         ("return_token_ids", True),
@@ -305,6 +309,24 @@ def test_refusals_name_the_field(server: RunningServer, field: str, value: objec
         error = error_of(server, PATH, 400, body)
         assert error["type"] == "invalid_request_error"
         assert field in error["message"], error
+
+
+def test_two_forms_that_differ_are_refused(server: RunningServer) -> None:
+    form, other = ({"type": "json_schema", "schema": {"type": kind}} for kind in ("null", "object"))
+    body = {"messages": HI, "max_tokens": 5, "output_config": {"format": form}}
+    assert server.client.post(PATH, json={**body, "output_format": form}).status_code == 200
+    error = error_of(server, PATH, 400, {**body, "output_format": other})
+    assert "output_config.format" in error["message"]
+
+
+def test_a_conversation_that_the_server_would_keep(server: RunningServer) -> None:
+    """The tool runner of Anthropic's SDK asks for one, and goes on without it by this code."""
+    body = {"messages": HI, "max_tokens": 5}
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg-1"}):
+        error = error_of(server, PATH, 400, {**body, "thread": thread})
+        assert error["details"] == {"error_code": "thread_unsupported_request"}
+    assert send(server, thread=None)["type"] == "message"
+    assert "details" not in error_of(server, PATH, 400, {**body, "temperature": "hot"})
 
 
 def test_errors_before_the_handler(start_server: Callable[..., RunningServer]) -> None:

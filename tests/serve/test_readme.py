@@ -1,7 +1,4 @@
-"""The README's console blocks: `$ ` lines are run, and the lines after them are what comes out.
-
-Numbers may differ, and `...` stands for anything.
-"""
+"""The README's commands bring what it shows."""
 
 from __future__ import annotations
 
@@ -9,32 +6,17 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 
+from tests.readme import COMMANDS, shows
 from tests.serve.real_server import command, environment, real_server
 from tests.serve.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ".venv/bin/python"  # the tests' own interpreter takes its place
 SERVE = f"{PYTHON} -m openspec.serve"
-
-
-def console_commands() -> Iterator[tuple[str, str]]:
-    """(command, expected output) in their order."""
-    text = (ROOT / "README.md").read_text()
-    for block in re.findall(r"^```console\n(.*?)^```$", text, re.M | re.S):
-        yield from re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.M)
-
-
-COMMANDS = dict(console_commands())
-
-
-def shows(expected: str, output: str) -> bool:
-    pattern = re.escape(expected.strip()).replace(re.escape("..."), ".*")
-    return re.fullmatch(re.sub(r"\d+", r"\\d+", pattern), output.strip(), re.S) is not None
 
 
 def test_shows() -> None:

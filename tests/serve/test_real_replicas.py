@@ -19,7 +19,6 @@ from tests.serve.sse import parse_events
 from tests.serve.waiting import wait_until
 
 FLAGS = ("--kv-cache-memory", "48MiB", "--num-threads", "1", "--max-num-seqs", "16")
-NUM_STREAMS = 32
 BACK_S = 10.0
 """From its end until an engine is back, on a machine that starts a server at once."""
 WORDS = "one two three four five six seven the quick brown fox jumps over a lazy dog".split()
@@ -36,6 +35,12 @@ def pair() -> Iterator[RealServer]:
 def single() -> Iterator[RealServer]:
     with real_server(*FLAGS) as server:
         yield server
+
+
+@pytest.fixture
+def num_streams(request: pytest.FixtureRequest) -> int:
+    """Of a load. With `--full` as many as two engines take at once."""
+    return 32 if request.config.getoption("--full") else 16
 
 
 def engines(server: RealServer) -> list[dict]:
@@ -135,18 +140,18 @@ def streamed(server: RealServer, number: int, max_tokens: int = 600) -> tuple[st
     return "done", text
 
 
-def test_a_killed_engine_under_load(pair: RealServer) -> None:
-    with ThreadPoolExecutor(NUM_STREAMS) as pool:
-        expected = list(pool.map(lambda number: streamed(pair, number), range(NUM_STREAMS)))
+def test_a_killed_engine_under_load(pair: RealServer, num_streams: int) -> None:
+    with ThreadPoolExecutor(num_streams) as pool:
+        expected = list(pool.map(lambda number: streamed(pair, number), range(num_streams)))
         assert {end for end, _ in expected} == {"done"}
         wait_until(lambda: standbys(pair))
         killed, [standby] = pids(pair)[1], standbys(pair)
-        results = [pool.submit(streamed, pair, number) for number in range(NUM_STREAMS)]
+        results = [pool.submit(streamed, pair, number) for number in range(num_streams)]
         held = "num_running", "num_waiting"
-        wait_until(lambda: sum(one[n] for one in engines(pair) for n in held) == NUM_STREAMS)
+        wait_until(lambda: sum(one[n] for one in engines(pair) for n in held) == num_streams)
         num_before = [one["num_restarts"] for one in engines(pair)]
         num_held = [sum(one[name] for name in held) for one in engines(pair)]
-        assert min(num_held) > NUM_STREAMS / 4
+        assert min(num_held) > num_streams / 4
         os.kill(killed, signal.SIGKILL)
         dead_since = time.monotonic()
         assert pair.client.get("/health").status_code == 200
@@ -262,12 +267,12 @@ def num_arrived(server: RealServer) -> float:
     return sum(map(server.metric, names))
 
 
-def test_drain_loses_nothing(pair: RealServer) -> None:
+def test_drain_loses_nothing(pair: RealServer, num_streams: int) -> None:
     """Ends the server: the last test with it."""
     all_pids, num_before = pids(pair) + standbys(pair), num_arrived(pair)
-    with ThreadPoolExecutor(NUM_STREAMS) as pool:
-        results = [pool.submit(streamed, pair, number) for number in range(NUM_STREAMS)]
-        wait_until(lambda: num_arrived(pair) == num_before + NUM_STREAMS)
+    with ThreadPoolExecutor(num_streams) as pool:
+        results = [pool.submit(streamed, pair, number) for number in range(num_streams)]
+        wait_until(lambda: num_arrived(pair) == num_before + num_streams)
         assert pair.stop() == 0
         assert {result.result()[0] for result in results} == {"done"}
     assert not any(is_running(pid) for pid in all_pids)

@@ -1,7 +1,6 @@
 """What coding agents send: requests recorded from the real ones, their texts replaced by ours.
 
-`tests/clients/run --record tests/serve/data/agents` writes the data. In each file the last request
-is the turn after the result of a tool.
+`tests/clients/run --record tests/serve/data/agents` writes the data.
 """
 
 from __future__ import annotations
@@ -34,6 +33,8 @@ ANSWER = (
     '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
 )
 MIN_CACHED = 0.95
+RESULTS = ('"function_call_output"', '"tool_result"', '"role": "tool"')
+"""How a tool's result is called in each API."""
 LIMITS = {"/v1/responses": "max_output_tokens"}
 
 
@@ -61,6 +62,13 @@ def cached_share(values: list[dict]) -> float:
     return details["cached_tokens"] / (usage.get("prompt_tokens") or usage["input_tokens"])
 
 
+def until_result(agent: str) -> list[tuple[str, dict]]:
+    """An agent's requests up to the turn after the first result of a tool."""
+    recorded = read_recorded(DATA / f"{agent}.json")
+    has_result = [any(name in json.dumps(body) for name in RESULTS) for _, body in recorded]
+    return recorded[: has_result.index(True) + 1]
+
+
 @pytest.fixture(scope="module")
 def scripted() -> Iterator[RunningServer]:
     with run_fake_server(MODEL, {"max_model_len": 1 << 17}, served_model_name=["tiny"]) as server:
@@ -71,8 +79,9 @@ def scripted() -> Iterator[RunningServer]:
 @pytest.mark.parametrize("agent", AGENTS)
 def test_every_request_is_taken(scripted: RunningServer, agent: str) -> None:
     recorded = read_recorded(DATA / f"{agent}.json")
+    after_result = until_result(agent)[-1]
     assert len(recorded) > 1
-    for path, body in recorded:
+    for path, body in [*recorded, after_result]:
         text = json.dumps(events(scripted.client, path.partition("?")[0], body))
         assert ("One" in text and "call" in text) or not body.get("tools")
     prompt = scripted.engine.requests[-1].prompt_token_ids
@@ -85,7 +94,7 @@ def test_every_request_is_taken(scripted: RunningServer, agent: str) -> None:
 def test_the_turn_after_a_tool_is_cached(agent: str) -> None:
     with real_server("--kv-cache-memory", "512MiB") as server, server.client as client:
         client.timeout = 600
-        for path, body in read_recorded(DATA / f"{agent}.json")[-2:]:
+        for path, body in until_result(agent)[-2:]:
             path = path.partition("?")[0]
             body[LIMITS.get(path, "max_tokens")] = 16
             values = events(client, path, {**body, "temperature": 0})

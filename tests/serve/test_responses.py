@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import httpx
+import openai
 import pytest
+from openai.types.responses import ResponseItem
+from pydantic import TypeAdapter
 
 from tests.serve.conftest import MODEL_NAME, RunningServer
 from tests.serve.fake_engine import CYCLE
@@ -51,6 +54,26 @@ def events_of(server: RunningServer, **body: object) -> list[dict]:
         assert name == f"event: {events[-1]['type']}"
         assert events[-1]["sequence_number"] == number
     return events
+
+
+def test_tokens_of_an_input_are_counted(server: RunningServer) -> None:
+    count = server.openai.responses.input_tokens.count
+    asked = {"model": MODEL_NAME, "input": "hi", "tools": TOOLS, "instructions": "be kind"}
+    answer = server.openai.responses.create(**asked)
+    num_requests = len(server.engine.requests)
+    counted = count(**asked)
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == answer.usage.input_tokens
+    assert counted.input_tokens > count(**{**asked, "tools": []}).input_tokens
+    both = {**asked, "previous_response_id": answer.id}
+    assert count(**both).input_tokens > answer.usage.total_tokens
+    assert len(server.engine.requests) == num_requests, "nothing is generated"
+    path = f"{PATH}/input_tokens"
+    error = server.error(path, input=[{"type": "image_generation_call"}])
+    assert error["param"] == "input"
+    assert server.error(path, input="hi", conversation="c")["param"] == "conversation"
+    assert server.error(path, 404, input="hi", model="none")["code"] == "model_not_found"
+    assert server.client.get(path).status_code == 405
 
 
 def test_a_text(server: RunningServer) -> None:
@@ -378,6 +401,96 @@ def test_what_is_not_kept_is_told_with_the_remedy(server: RunningServer) -> None
     server.error(PATH, 404, input=reference)
     server.error(PATH, 404, input="hi", previous_response_id=kept["id"])
     assert server.context.responses.num_bytes == 0
+    error = server.client.get(f"{PATH}/{kept['id']}").json()["error"]
+    assert error["param"] == "response_id" and "unless store is false" in error["message"]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_kept_response_is_read_and_deleted(server: RunningServer, streams: bool) -> None:
+    server.engine.script = lambda _: server.ids(EVERYTHING)
+    responses = server.openai.responses
+    body = {"tools": TOOLS, "metadata": {"a": "b"}, "instructions": "Be kind."}
+    first = events_of(server, **body)[-1]["response"] if streams else respond(server, **body)
+    assert responses.retrieve(first["id"]).to_dict() == first
+    by_id = respond(server, input="And now?", previous_response_id=first["id"])
+    assert server.client.delete(f"{PATH}/{first['id']}").json() == {
+        "id": first["id"],
+        "object": "response",
+        "deleted": True,
+    }
+    for look in (responses.retrieve, responses.delete, responses.input_items.list):
+        with pytest.raises(openai.NotFoundError):
+            look(first["id"])
+    server.error(PATH, 404, input=[{"id": first["output"][0]["id"]}])
+    server.error(PATH, 404, input="hi", previous_response_id=first["id"])
+    # What went on from it has its own copy.
+    assert len(list(responses.input_items.list(by_id["id"]))) == len(first["output"]) + 2
+    responses.delete(by_id["id"])
+
+
+def test_input_items_have_openais_form(server: RunningServer) -> None:
+    given = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "hi"}], "id": "msg_own"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+        {"type": "message", "role": "assistant", "content": "I add."},
+        {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "2"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+    ]
+    kept = respond(server, input=given, tools=TOOLS, max_output_tokens=2)
+    listed = server.openai.responses.input_items.list(kept["id"], order="asc").data
+    for one in listed:
+        TypeAdapter(ResponseItem).validate_python(one.to_dict(), strict=True)
+    assert len({one.id for one in listed}) == len(given) and listed[1].id == "msg_own"
+    assert [getattr(one, "role", one.type) for one in listed] == [
+        one.get("role", one.get("type")) for one in given
+    ]
+    prompt = prompt_text(server)
+    items = [one.to_dict() for one in listed]
+    respond(server, input=items, tools=TOOLS, max_output_tokens=2)
+    assert prompt_text(server) == prompt and listed[2].summary[0].text == "Hm."
+
+
+def test_pages_of_input_items(server: RunningServer) -> None:
+    given = [{"role": "user", "content": str(number)} for number in range(25)]
+    kept = respond(server, input=given, max_output_tokens=2)
+    items = server.openai.responses.input_items
+
+    def texts(page: Iterable) -> list[int]:
+        return [int(one.content[0].text) for one in page]
+
+    newest = items.list(kept["id"])
+    assert texts(newest.data) == list(range(24, 4, -1)) and newest.has_more
+    assert texts(items.list(kept["id"], limit=7)) == list(range(24, -1, -1))
+    oldest = items.list(kept["id"], order="asc", limit=2).data
+    second = items.list(kept["id"], order="asc", limit=100, after=oldest[1].id)
+    assert texts(second.data) == list(range(2, 25)) and not second.has_more
+    path = f"{PATH}/{kept['id']}/input_items"
+    last = server.client.get(path, params={"after": oldest[0].id}).json()
+    assert (last["data"], last["first_id"], last["last_id"]) == ([], None, None)
+
+
+@pytest.mark.parametrize(
+    ("what", "param"),
+    [
+        ("/input_items?limit=0", "limit"),
+        ("/input_items?limit=101", "limit"),
+        ("/input_items?limit=x", "limit"),
+        ("/input_items?order=up", "order"),
+        ("/input_items?after=msg_x", "after"),
+        ("/input_items?include[]=message.input_image.image_url", "include"),
+        ("?include[]=file_search_call.results", "include"),
+        ("?include=file_search_call.results", "include"),
+        ("?stream=true", "stream"),
+    ],
+)
+def test_what_is_asked_of_a_kept_response_is_checked(
+    server: RunningServer, what: str, param: str
+) -> None:
+    kept = respond(server, max_output_tokens=2)
+    response = server.client.get(f"{PATH}/{kept['id']}{what}")
+    assert response.status_code == 400 and response.json()["error"]["param"] == param
 
 
 def test_responses_are_kept_for_the_key_that_asked(
@@ -391,6 +504,10 @@ def test_responses_are_kept_for_the_key_that_asked(
         return server.client.post(PATH, json=body, headers=headers)
 
     first = asked("one").json()
+    path = f"{PATH}/{first['id']}"
+    for method, at in (("GET", path), ("GET", f"{path}/input_items"), ("DELETE", path)):
+        headers = {"authorization": "Bearer two"}
+        assert server.client.request(method, at, headers=headers).status_code == 404
     reference = [{"type": "item_reference", "id": first["output"][0]["id"]}]
     for key, status in (("one", 200), ("two", 404)):
         assert asked(key, previous_response_id=first["id"]).status_code == status

@@ -56,6 +56,12 @@ def grammar_of_last(server: RunningServer) -> str:
         (TEXT, {"guided_regex": "a+"}),
         (TEXT, {"guided_choice": ["yes", "no"]}),
         (TEXT, {"guided_grammar": 'root ::= "yes"'}),
+        (TEXT, {"json_schema": json.dumps(SCHEMA)}),
+        (CHAT, {"regex": "a+"}),
+        (CHAT, {"ebnf": 'root ::= "yes"'}),
+        (TEXT, {"guided_regex": "a", "structured_outputs": {"regex": "a"}}),
+        (CHAT, {"guided_decoding_backend": "guidance", "guided_choice": ["a", "b"]}),
+        (CHAT, {"ebnf": 'start: "yes" | WORD\nWORD: /[a-z]+/'}),
         (TEXT, {"response_format": FORMAT}),
         (TEXT, {"structured_outputs": {"json_object": True}}),
         (TEXT, {"structured_outputs": {"structural_tag": TAGS}}),
@@ -71,6 +77,7 @@ def grammar_of_last(server: RunningServer) -> str:
         ),
         (RESPONSES, {"text": {"format": {"type": "json_object"}}}),
         ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}),
+        ("/v1/messages", {"output_format": {"type": "json_schema", "schema": SCHEMA}}),
         (
             "/v1/messages",
             {"tools": [{"name": "add", "input_schema": SCHEMA}], "tool_choice": {"type": "any"}},
@@ -148,6 +155,44 @@ def test_a_forced_call_keeps_the_schema_of_a_tool_that_is_not_strict(
     assert asked({"not": {}}, strict=False) == asked({"type": "object"})
 
 
+def test_only_allowed_tools_are_called(server: RunningServer) -> None:
+    """As OpenAI's API has it: the prompt shows all tools, and the answer calls some of them."""
+    names = ("add", "sub", "end")
+    tools = [{"type": "function", "function": {"name": n, "parameters": SCHEMA}} for n in names]
+    chat = {"messages": HI, "tools": tools}
+    flat = {"input": "hi", "tools": [{"type": "function", **tool["function"]} for tool in tools]}
+
+    def choice(mode: str, path: str, *allowed: str) -> dict:
+        if path == RESPONSES:
+            listed = [{"type": "function", "name": name} for name in allowed]
+            return {"type": "allowed_tools", "mode": mode, "tools": listed}
+        listed = [{"type": "function", "function": {"name": name}} for name in allowed]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": listed}}
+
+    def asked(mode: str, path: str, *allowed: str) -> str:
+        body = flat if path == RESPONSES else chat
+        return key_of(server, path, **body, tool_choice=choice(mode, path, *allowed))
+
+    for path in (CHAT, RESPONSES):
+        some = key_of(server, messages=HI, tools=tools[:2], tool_choice="required")
+        assert asked("required", path, "add", "sub", "add") == some
+        prompt = server.engine.requests[-1].prompt_token_ids
+        assert '"end"' in server.context.tokenizer.decode(prompt)
+        loose = asked("auto", path, "add", "sub")
+        assert loose not in ("", some) and loose == asked("auto", CHAT, "add", "sub")
+        assert asked("auto", path, *names) == ""
+    server.chat(**chat, max_tokens=2, tool_choice=choice("auto", RESPONSES, "add"))
+    for wrong in (
+        choice("auto", CHAT),
+        choice("auto", CHAT, "none"),
+        choice("some", CHAT, "add"),
+        {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]},
+        {"type": "allowed_tools", "allowed_tools": ["add"]},
+        {"type": "allowed_tools", "mode": "auto", "tools": "add"},
+    ):
+        assert server.error(CHAT, **chat, tool_choice=wrong)["param"] == "tool_choice"
+
+
 @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
 def test_a_schema_beside_the_type(server: RunningServer, kind: str) -> None:
     given = {"type": kind, "schema": SCHEMA}
@@ -179,6 +224,7 @@ def test_a_schema_beside_the_type(server: RunningServer, kind: str) -> None:
             "#/properties/a/not",
         ),
         (CHAT, {"response_format": FORMAT, "guided_regex": "a"}, "guided_regex", "leave out"),
+        (CHAT, {"regex": "a", "ebnf": 'root ::= "a"'}, "regex", "ebnf exclude each other"),
         (
             CHAT,
             {

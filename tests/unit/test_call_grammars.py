@@ -393,6 +393,20 @@ def test_when_calls_are_free() -> None:
         assert answer_format(kept) != answer_format(free)
 
 
+def test_text_or_calls_of_allowed_tools_alone() -> None:
+    tools = [ToolDemand(name="now", parameters=OBJECT, free=True)]
+    calls = CallDemand(tools=tools, must_come=False, parallel=True, closed=True)
+    wanted = chat_demand(FORM, False, None, calls)
+    assert wanted is not None
+    data = compiled(answer_format(wanted))
+    call = '<tool_call>\n{{"name": "{}", "arguments": {{"b": 1}}}}\n</tool_call>'
+    assert accepts(data, "Any text.") and accepts(data, call.format("now"))
+    assert accepts(data, f"Text, then {call.format('now')}")
+    assert not accepts(data, call.format("then"))
+    open_calls = CallDemand(tools=tools, must_come=False, parallel=True)
+    assert chat_demand(FORM, False, None, open_calls) is None
+
+
 def test_tools_that_cannot_be_enforced() -> None:
     schema = {"type": "object", "properties": {"a": {"not": {}}}}
 

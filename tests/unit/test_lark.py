@@ -28,6 +28,18 @@ ARITHMETIC = """
 %import common.WS_INLINE
 %ignore WS_INLINE
 """
+GUIDANCE = """%llguidance {}
+
+start: "It is " c x
+c[capture]: C
+
+C: "a"
+     | "b"
+
+x[capture="x"]: X
+X: /[0-9]{2}/
+
+"""
 JSON = r"""
 ?start: value
 ?value: object
@@ -56,9 +68,21 @@ pair   : ESCAPED_STRING ":" value
         ('start: "::=" | "a: b"', ["::=", "a: b"], [":"]),
         (SQL, ["SELECT a,b_1 FROM t"], ["SELECT a b FROM t", "SELECT FROM t"]),
         (ARITHMETIC, ["1+2", "-( 3 * 4.5 )/2"], ["1+", "(1", "a"]),
+        (GUIDANCE, ["It is a12", "It is b00"], ["It is c12", "It is a1"]),
+        ('start: "\\nc[capture]: "', ["\nc[capture]: "], ["\nc: "]),
         (JSON, ['{"a": [1, -2.5e3, "x", null]}', "[]", "true"], ["{a: 1}", "[1,]", "nul"]),
     ],
-    ids=["texts", "optional", "terminals", "signs", "sql", "arithmetic", "json"],
+    ids=[
+        "texts",
+        "optional",
+        "terminals",
+        "signs",
+        "sql",
+        "arithmetic",
+        "guidance",
+        "text",
+        "json",
+    ],
 )
 def test_the_part_that_clients_write(source: str, good: list[str], bad: list[str]) -> None:
     data = compiled(grammar_format(source))
@@ -73,6 +97,8 @@ def test_the_part_that_clients_write(source: str, good: list[str], bad: list[str
         ("start: <think> /a/", "'<think>'"),
         ("start: @other", "'@other'"),
         ('start[temperature=0.5]: "a"', "attributes"),
+        ('start: x\nx[capture, stop="."]: X\nX: /[a-z]+/', "attributes"),
+        ('%llguidance {"no_forcing": true}\nstart: "a"', "'%llguidance'"),
         ('start: pair{"a"}\npair{x}: x x', "templates"),
         ('%override start: "a"', "'%override'"),
         ('start.2: "a"', "'start.2:'"),

@@ -169,6 +169,14 @@ def test_what_cannot_fit_is_refused() -> None:
         plan_cpu(EngineConfig(), Plan(weight_bytes=2 * GIB), 1000, GIB)
 
 
+def test_ranks_are_told_their_part() -> None:
+    memory = DeviceMemory(budget_bytes=GIB, free_bytes=GIB, num_ranks=4)
+    assert memory.of_each_rank == " of each of 4 ranks"
+    with pytest.raises(ConfigError, match=r"of the 1\.00 GiB that each of 4 ranks may take"):
+        plan_memory(EngineConfig(), Plan(weight_bytes=2 * GIB), 1000, CPU, memory)
+    assert not DeviceMemory(budget_bytes=GIB, free_bytes=GIB).of_each_rank
+
+
 @pytest.fixture
 def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What the system says of itself, by path; all else cannot be read."""

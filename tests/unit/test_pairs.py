@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import product
 
 import pytest
@@ -10,12 +11,24 @@ from tests.gates.pairs import (
     Values,
     choose_for_targets,
     cover_pairs,
+    is_tree,
     method_of,
     needs_of,
     split,
 )
 
-DRAFTERS = ["none", "ngram", "eagle3", "eagle3 tree", "eagle3 long", "dflash", "(echo)", "(bush)"]
+DRAFTERS = [
+    "none",
+    "ngram",
+    "eagle3",
+    "eagle3 tree",
+    "eagle3 long",
+    "eagle3 deep tree",
+    "peagle",
+    "dflash",
+    "(echo)",
+    "(bush tree)",
+]
 FULL: list[Values] = list(product(DRAFTERS, "abc", range(4), (True, False)))
 
 
@@ -25,20 +38,30 @@ FULL: list[Values] = list(product(DRAFTERS, "abc", range(4), (True, False)))
     ids=["full", "reversed", "sparse", "drafters only", "single", "empty"],
 )
 def test_all_that_any_case_shows_is_shown(cases: list[Values]) -> None:
-    chosen = cover_pairs(cases)
+    chosen = cover_pairs(cases, Counter())
     shown = set().union(*(needs_of(cases[place]) for place in chosen))
     assert shown == set().union(*(needs_of(values) for values in cases))
     assert chosen == sorted(set(chosen))
-    assert chosen == cover_pairs(cases), "the choice is the same in every process"
+    assert chosen == cover_pairs(cases, Counter()), "the choice is the same in every process"
 
 
 def test_every_parameter_meets_every_method_and_every_other() -> None:
-    chosen = [FULL[place] for place in cover_pairs(FULL)]
-    assert {drafter for drafter, *_ in chosen} == set(DRAFTERS)
+    chosen = [FULL[place] for place in cover_pairs(FULL, Counter())]
     methods = {"none", "ngram", "eagle3", "dflash", "python"}
     assert {(method_of(case[0]), case[1]) for case in chosen} == set(product(methods, "abc"))
     assert {case[1:3] for case in chosen} == set(product("abc", range(4)))
     assert len(chosen) * 5 < len(FULL)
+
+
+def test_each_gate_meets_chains_and_trees_and_drafters_take_turns() -> None:
+    cases: list[Values] = [(drafter,) for drafter in DRAFTERS]
+    turns: Counter[object] = Counter()
+    gates = [[DRAFTERS[place] for place in cover_pairs(cases, turns)] for _ in range(3)]
+    kinds = {(method_of(drafter), is_tree(drafter)) for drafter in DRAFTERS}
+    for gate in gates:
+        assert len(gate) == len(kinds) == 7
+        assert {(method_of(drafter), is_tree(drafter)) for drafter in gate} == kinds
+    assert {drafter for gate in gates for drafter in gate} == set(DRAFTERS)
 
 
 def test_only_gates_and_what_is_marked_are_left_out(request: pytest.FixtureRequest) -> None:

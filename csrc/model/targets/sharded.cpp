@@ -3,10 +3,9 @@
 
 #include "model/targets/sharded.h"
 
+#include <algorithm>
 #include <deque>
-#include <optional>
 
-#include "core/check.h"
 #include "core/rendezvous.h"
 #include "core/thread_pool.h"
 #include "model/weights/buffer.h"

@@ -18,6 +18,10 @@ _HIDDEN = re.compile(
     r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|/(?![/*])(?:[^/\\\n]|\\.)+/|//.*|#.*'
 )
 """Texts, patterns and comments, in which nothing of Lark's own stands."""
+_NO_EFFECT = re.compile(
+    r'^%llguidance\s*\{\s*\}|^([?!]?\w+)\[capture(?:="[^"\n]*")?\](?=\s*:)', re.MULTILINE
+)
+"""What guidance writes, and what changes no text: options without any, and what it takes out."""
 _REFUSED = (
     (re.compile(r"%(?!import\b|ignore\b)\w+"), "only %import and %ignore are read"),
     (re.compile(r"@\w+"), "other grammars cannot be referred to"),
@@ -35,6 +39,7 @@ def lark_as_ebnf(source: str) -> str:
     Raises:
         RequestError: it is no Lark, or has what is not read, by name.
     """
+    source = _NO_EFFECT.sub(r"\1", source)
     bare = _HIDDEN.sub(lambda found: " " if found[0][0] == "#" else '""', source)
     for pattern, reason in _REFUSED:
         if found := pattern.search(bare):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import textwrap
@@ -266,6 +267,7 @@ def _typed_bytes(num_bytes: int) -> str:
     return str(num_bytes)
 
 
+@functools.cache
 def field_docs(cls: type) -> dict[str, str]:
     """The docstring under each field of a class, on one line."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]

@@ -52,26 +52,53 @@ RunnerConfig config_of(int num_ranks, int num_kv_heads) {
   return config;
 }
 
-/// A dense target, of which the rank in `failing` throws before its pass; -1: none does.
-struct FailingTarget final : TargetModel {
-  explicit FailingTarget(const TargetSetup& setup)
-      : dense(target_kind("dense").make(setup)), rank(setup.rank.rank) {}
+/// Where a rank fails; -1: none does.
+struct Fault {
+  std::atomic<int> rank{-1};
+  int round = 0;  // of the pass, from 0; -1: when logits are asked for
+};
+Fault fault;
 
-  std::vector<Weights*> weights() override { return dense->weights(); }
-  SharedTensors shared() const override { return dense->shared(); }
+/// Throws when its rank begins the round.
+class FailingExchange final : public Exchange {
+ public:
+  FailingExchange(Exchange* exchange, int rank) : exchange_(exchange), rank_(rank) {}
+  float* begin() override {
+    if (rank_ == fault.rank && round_++ == fault.round) throw std::runtime_error("broken");
+    return exchange_->begin();
+  }
+  void await() override { exchange_->await(); }
+  void restart() { round_ = 0; }
+
+ private:
+  Exchange* exchange_;
+  int rank_, round_ = 0;
+};
+
+/// A dense target of which a rank may fail.
+class FailingTarget final : public TargetModel {
+ public:
+  explicit FailingTarget(TargetSetup setup)
+      : exchange_(setup.exchange, setup.rank.rank), rank_(setup.rank.rank) {
+    setup.exchange = &exchange_;
+    dense_ = target_kind("dense").make(setup);
+  }
+  std::vector<Weights*> weights() override { return dense_->weights(); }
+  SharedTensors shared() const override { return dense_->shared(); }
   void forward(const ExecContext& exec, const RowBatch& rows, const TargetMemory& memory,
                const std::vector<int>& capture_layers, void* captured) override {
-    if (rank == failing) throw std::runtime_error("rank " + std::to_string(rank) + " is broken");
-    dense->forward(exec, rows, memory, capture_layers, captured);
+    exchange_.restart();
+    dense_->forward(exec, rows, memory, capture_layers, captured);
   }
   void logits(const ExecContext& exec, const int32_t* row, int count, float* out) override {
-    if (rank == failing_logits) throw std::runtime_error("no logits");
-    dense->logits(exec, row, count, out);
+    if (rank_ == fault.rank && fault.round < 0) throw std::runtime_error("broken");
+    dense_->logits(exec, row, count, out);
   }
 
-  static inline std::atomic<int> failing{-1}, failing_logits{-1};
-  std::unique_ptr<TargetModel> dense;
-  int rank;
+ private:
+  FailingExchange exchange_;
+  int rank_;
+  std::unique_ptr<TargetModel> dense_;
 };
 
 const TargetKind& dense_kind() { return target_kind("dense"); }
@@ -87,6 +114,8 @@ const TargetRegistration failing_registration(
                        TpRank rank) { return dense_kind().state_needs(spec, rank); },
      .exchange_bytes =
          [](const TargetSetup& setup) { return dense_kind().exchange_bytes(setup); }});
+
+const TargetRegistration lonely_registration("lonely", {});
 
 }  // namespace
 
@@ -132,6 +161,7 @@ TEST(what_ranks_cannot_share_is_refused_with_the_reason) {
   };
   check_config([](auto& config) { config.tensor_parallel_size = 3; }, "must be 1, 2, 4 or 8");
   check_config([](auto& config) { config.device = Device::kCuda; }, "use --replicas");
+  check_config([](auto& config) { config.target.kind = "lonely"; }, "lonely run on one device");
   check_config([](auto& config) { config.target.vocab_size = 40; }, "at least 64 tokens");
 }
 
@@ -249,19 +279,18 @@ TEST(a_rank_that_fails_ends_the_step_alone) {
   const std::vector<Ids> expected = run(runner, jobs, 64);
   CHECK(expected == testing::plain(config_of(1, 2), jobs));
   for (const int rank : {0, 1, 3}) {
-    for (std::atomic<int>* failing : {&FailingTarget::failing, &FailingTarget::failing_logits}) {
+    for (const int round : {0, 5, 7, -1}) {
       const Ids& prompt = jobs[0].prompt;
       const int length = static_cast<int>(prompt.size());
       const int slot = runner.add_sequence(prompt, length, jobs[0].params, {});
-      const int num_left = length - runner.table().kv_len(slot);
-      const std::vector<SpanRequest> request{{slot, num_left, 0}};
-      *failing = rank;
+      const std::vector<SpanRequest> request{{slot, length - runner.table().kv_len(slot), 0}};
+      fault.round = round;
+      fault.rank = rank;
       {
         auto lease = runner.reserve(request);
-        CHECK_THROWS(runner.launch(*lease), std::runtime_error,
-                     failing == &FailingTarget::failing ? "is broken" : "no logits");
+        CHECK_THROWS(runner.launch(*lease), std::runtime_error, "broken");
       }
-      *failing = -1;
+      fault.rank = -1;
       runner.remove_sequence(slot);
       runner.check_integrity();
       CHECK(run(runner, jobs, 64) == expected);

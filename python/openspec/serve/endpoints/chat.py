@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -57,6 +57,7 @@ class _Answer(ChunkedAnswer):
         names = ("reasoning_content", "reasoning")
         self._reasoning_fields = names if field == "both" else (field,)
         self._parsers = [chat.parser(context) for _ in chat.job.processors]
+        self._num_chars = [0] * len(self._parsers)
 
     def whole(self) -> wire.ChatCompletion:
         """All choices."""
@@ -76,9 +77,31 @@ class _Answer(ChunkedAnswer):
             chunks.append(self.answer_of(wire.ChatChunk, [first]))
             if processor.index == 0:
                 self._add_prompt(chunks[0])
-        for choice in self._chunk_choices(processor, delta):
-            chunks.append(self.answer_of(wire.ChatChunk, [choice]))
+        for part in self._parts(processor.index, delta):
+            for choice in self._chunk_choices(processor, part):
+                chunks.append(self.answer_of(wire.ChatChunk, [choice]))
         return chunks
+
+    def _parts(self, index: int, delta: OutputDelta) -> Iterator[OutputDelta]:
+        """An output as its chunks carry it: with logprobs, token by token.
+
+        Clients take a chunk's text from its logprobs, where tokens of thinking, of tags and the
+        last one would stand between those of the content.
+        """
+        past, num_chars, begin = self._num_chars[index], len(delta.text), 0
+        self._num_chars[index] += num_chars
+        if delta.logprobs is None or len(delta.token_ids) < 2:
+            yield delta
+            return
+        for place, following in enumerate([*delta.text_offsets[1:], None]):
+            end = num_chars if following is None else min(max(begin, following - past), num_chars)
+            yield dataclasses.replace(
+                OutputDelta() if following is not None else delta,
+                text=delta.text[begin:end],
+                token_ids=delta.token_ids[place : place + 1],
+                logprobs=delta.logprobs[place : place + 1],
+            )
+            begin = end
 
     def usage(self) -> wire.Usage:
         """Tokens of prompt and answer, with those of thinking."""

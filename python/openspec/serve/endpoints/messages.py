@@ -98,7 +98,7 @@ async def create_message(context: ServerContext, request: Request) -> Response:
             chat_request,
             kind="msg",
             limit=body.max_tokens,
-            format_param="output_config.format",
+            format_param=body.form[1],
         )
     return await _Answer(context, body, chat).respond(request)
 

@@ -9,16 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from openspec.errors import RequestError
-from openspec.serve.generation.answer import Answer
+from openspec.serve.generation.answer import Answer, unless_gone
 from openspec.serve.generation.body import Arrival, received_request
-from openspec.serve.generation.chat_prompt import ChatJob, chat_job
+from openspec.serve.generation.chat_prompt import ChatJob, chat_job, render_chat
 from openspec.serve.generation.context import ServerContext
+from openspec.serve.shapes.input_items import as_items
 from openspec.serve.shapes.response_items import OutputWriter, ResponseObject, ResponseUsage
 from openspec.serve.shapes.responses import (
     ResponsesRequest,
     add_kept,
     as_chat,
-    as_items,
     check,
     referred_items,
     skipped_types,
@@ -38,10 +38,10 @@ async def create_response(context: ServerContext, request: Request) -> Response:
         pool, num_bytes = context.text_pool, arrival.num_bytes
         echo = await pool.run(num_bytes, lambda: _Echo.of(body))
         await _add_kept(context, arrival, body)
+        chat_request = await pool.run(num_bytes, lambda: as_chat(body))
         items: list[bytes] = []
         if body.store is not False:
-            items = await pool.run(num_bytes, lambda: as_items(body))
-        chat_request = await pool.run(num_bytes, lambda: as_chat(body))
+            items = await pool.run(num_bytes, lambda: as_items(body, arrival.unique))
         chat = await chat_job(
             context,
             request,
@@ -56,6 +56,18 @@ async def create_response(context: ServerContext, request: Request) -> Response:
     if body.store is not False:
         context.responses.begin(arrival.owner, chat.job.request_id, items)
     return await _Answer(context, body, chat, echo).respond(request)
+
+
+async def count_input_tokens(context: ServerContext, request: Request) -> Response:
+    """How many tokens the prompt of such a request has."""
+    async with received_request(context, request, ResponsesRequest) as (arrival, body):
+        check(body)
+        await _add_kept(context, arrival, body)
+        num_bytes = arrival.num_bytes
+        chat_request = await context.text_pool.run(num_bytes, lambda: as_chat(body))
+        rendering = render_chat(context, chat_request, num_bytes, param="input")
+        chat = await unless_gone(request, num_bytes, rendering)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(chat.token_ids)})
 
 
 async def _add_kept(context: ServerContext, arrival: Arrival, body: ResponsesRequest) -> None:
@@ -179,8 +191,7 @@ class _Answer(Answer):
         )
         response.metrics = self.metrics()
         if self._keeps:
-            output = {item.id: encode(item) for item in self._writer.items}
-            self.context.responses.finish(response.id, output)
+            self.context.responses.finish(response)
         return response, closing
 
     def _response(self) -> ResponseObject:

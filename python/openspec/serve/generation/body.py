@@ -32,9 +32,9 @@ _ENGINE_HEADER = "X-Data-Parallel-Rank"
 _CONTENT = frozenset(
     (
         "messages prompt input instructions system tools tool_choice response_format text "
-        "output_config structured_outputs structural_tag guided_json guided_regex guided_choice "
-        "guided_grammar chat_template_kwargs metadata user logit_bias allowed_token_ids bad_words "
-        "stop stop_sequences stop_token_ids"
+        "output_config output_format structured_outputs structural_tag guided_json guided_regex "
+        "guided_choice guided_grammar json_schema regex ebnf chat_template_kwargs metadata user "
+        "logit_bias allowed_token_ids bad_words stop stop_sequences stop_token_ids"
     ).split()
 )
 """Fields that only the prompt, the grammar and the sampling parameters are made of."""
@@ -218,9 +218,9 @@ def _fields(names: str, *neutral: object) -> dict[str, tuple[object, ...]]:
 # Fields of other servers, with the values that ask for nothing.
 _UNSUPPORTED = {
     **_fields(
-        "custom_logit_processor custom_params ebnf guided_decoding_backend guided_json_object "
-        "guided_whitespace_pattern input_embeds json_schema kv_transfer_params lora_path "
-        "max_new_tokens n_predict prompt_embeds regex samplers session_params thinking_token_budget"
+        "custom_logit_processor custom_params guided_json_object guided_whitespace_pattern "
+        "input_embeds kv_transfer_params lora_path max_new_tokens n_predict prompt_embeds samplers "
+        "session_params thinking_token_budget"
     ),
     **_fields("bad_words_ids logits_processors stop_regex", []),
     **_fields("early_stopping no_stop_trim return_hidden_states return_logprob", False),
@@ -229,6 +229,7 @@ _UNSUPPORTED = {
     **_fields("top_a xtc_probability", 0),
     **_fields("beam_width length_penalty repeat_penalty typical_p", 1),
     **_fields("grammar", ""),
+    **_fields("guided_decoding_backend", "auto", "guidance", "outlines", "xgrammar"),
     **_fields("mm_processor_kwargs", {}),
     **_fields("chat_template"),
     **_fields("function_call", "none"),
@@ -262,7 +263,7 @@ _UNSUPPORTED_BY_MODEL = {
         **_fields("enable_thinking think thinking"),
     },
     MessagesRequest: {
-        **_fields("container output_format"),
+        **_fields("compaction container"),
         **_fields("mcp_servers", []),
         **_fields("max_completion_tokens prompt reasoning_effort"),
         **_fields("enable_thinking think reasoning"),

@@ -6,10 +6,11 @@ import asyncio
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from openspec.serve.shapes.wire import ApiError
+from openspec.serve.shapes.response_items import ResponseObject
+from openspec.serve.shapes.wire import ApiError, encode
 
 KEEP_S = 30 * 60.0
 MAX_KEPT_BYTES = 64 << 20
@@ -21,14 +22,10 @@ class _Kept:
     owner: bytes | None
     since: float
     items: list[bytes]
-    """The whole conversation, each item as JSON."""
-    own: dict[str, bytes] = field(default_factory=dict)
-    """Those of the answer by their ids."""
-    is_finished: bool = False
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(map(len, self.items))
+    """The conversation before the answer, each item as JSON."""
+    num_bytes: int
+    answer: ResponseObject | None = None
+    """None while it is being made."""
 
 
 class KeptResponses:
@@ -43,22 +40,24 @@ class KeptResponses:
 
     def begin(self, owner: bytes | None, response_id: str, items: Sequence[bytes]) -> None:
         """Keeps the input of a response that is being made; nobody finds it before its end."""
+        num_bytes = sum(map(len, items))
         with self._lock:
-            self._kept[response_id] = _Kept(owner, self._clock(), list(items))
-            self.num_bytes += sum(map(len, items))
+            self._kept[response_id] = _Kept(owner, self._clock(), list(items), num_bytes)
+            self.num_bytes += num_bytes
             self._drop_old()
         asyncio.get_running_loop().call_later(KEEP_S + 1, self.drop_old)
 
-    def finish(self, response_id: str, output: Mapping[str, bytes]) -> None:
-        """Adds the items of the answer by their ids, unless there is no room for them."""
+    def finish(self, answer: ResponseObject) -> None:
+        """Adds the response as it ended, unless there is no room for it."""
+        num_bytes = len(encode(answer))
         with self._lock:
-            kept = self._kept.get(response_id)
+            kept = self._kept.get(answer.id)
             if kept is None:
                 return
-            kept.items += output.values()
-            kept.own, kept.is_finished = dict(output), True
-            self._of_item |= dict.fromkeys(output, kept)
-            self.num_bytes += sum(map(len, output.values()))
+            kept.answer = answer
+            self._of_item |= {item.id: kept for item in answer.output}
+            kept.num_bytes += num_bytes
+            self.num_bytes += num_bytes
             self._drop_old()
 
     def conversation(self, owner: bytes | None, response_id: str) -> list[bytes]:
@@ -67,14 +66,8 @@ class KeptResponses:
         Raises:
             ApiError: 404, it is not kept for this owner.
         """
-        with self._lock:
-            self._drop_old()
-            kept = self._kept.get(response_id)
-            if kept is None or kept.owner != owner or not kept.is_finished:
-                raise _not_kept(
-                    f"The response {response_id[:100]!r}", "previous_response_id", "response"
-                )
-            return list(kept.items)
+        kept, answer = self._found(owner, response_id, "previous_response_id")
+        return [*kept.items, *map(encode, answer.output)]
 
     def item(self, owner: bytes | None, item_id: str) -> bytes:
         """An item of an answer as JSON.
@@ -85,9 +78,35 @@ class KeptResponses:
         with self._lock:
             self._drop_old()
             kept = self._of_item.get(item_id)
-            if kept is None or kept.owner != owner:
-                raise _not_kept(f"The item {item_id[:100]!r}", "input", "item")
-            return kept.own[item_id]
+        if kept is None or kept.owner != owner or kept.answer is None:
+            raise _not_kept("item", item_id, "input")
+        return next(encode(item) for item in kept.answer.output if item.id == item_id)
+
+    def answer(self, owner: bytes | None, response_id: str) -> ResponseObject:
+        """A response as it ended.
+
+        Raises:
+            ApiError: 404, it is not kept for this owner.
+        """
+        return self._found(owner, response_id, "response_id")[1]
+
+    def input_items(self, owner: bytes | None, response_id: str) -> list[bytes]:
+        """The conversation before a response, each item as JSON.
+
+        Raises:
+            ApiError: 404, it is not kept for this owner.
+        """
+        return self._found(owner, response_id, "response_id")[0].items
+
+    def delete(self, owner: bytes | None, response_id: str) -> None:
+        """Forgets a response.
+
+        Raises:
+            ApiError: 404, it is not kept for this owner.
+        """
+        self._found(owner, response_id, "response_id")
+        with self._lock:
+            self._drop(response_id)
 
     def clear(self) -> None:
         """Forgets all."""
@@ -109,19 +128,35 @@ class KeptResponses:
                 return
             self._drop(response_id)
 
+    def _found(
+        self, owner: bytes | None, response_id: str, param: str
+    ) -> tuple[_Kept, ResponseObject]:
+        with self._lock:
+            self._drop_old()
+            kept = self._kept.get(response_id)
+        if kept is None or kept.owner != owner or kept.answer is None:
+            raise _not_kept("response", response_id, param)
+        return kept, kept.answer
+
     def _drop(self, response_id: str) -> None:
-        kept = self._kept.pop(response_id)
+        kept = self._kept.pop(response_id, None)
+        if kept is None:
+            return
         self.num_bytes -= kept.num_bytes
-        for item_id in kept.own:
-            del self._of_item[item_id]
+        for item in kept.answer.output if kept.answer is not None else ():
+            del self._of_item[item.id]
 
 
-def _not_kept(what: str, param: str, kind: str) -> ApiError:
+def _not_kept(kind: str, unknown: str, param: str) -> ApiError:
+    remedy = (
+        " Send the items themselves as input (with the AI SDK: "
+        "providerOptions.openai.store = false)."
+    )
     return ApiError(
         404,
-        f"{what} is not kept here: this server keeps answers for {KEEP_S / 60:.0f} minutes in its "
-        "memory, for the key that asked, unless store is false. Send the items themselves as input "
-        "(with the AI SDK: providerOptions.openai.store = false).",
+        f"The {kind} {unknown[:100]!r} is not kept here: this server keeps answers for "
+        f"{KEEP_S / 60:.0f} minutes in its memory, for the key that asked, unless store is false."
+        + ("" if param == "response_id" else remedy),
         kind="not_found_error",
         param=param,
         code=f"{kind}_not_found",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -21,8 +20,17 @@ from openspec.serve.shapes.chat import (
 )
 from openspec.text.grammars.demand import CallDemand, Demand, ToolDemand, chat_demand
 
-GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-"""Older names of vLLM's, each of a field of `structured_outputs`."""
+OTHER_NAMES = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "structural_tag": "structural_tag",
+}
+"""Older names of vLLM's and names of SGLang's, each with its key in `structured_outputs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +53,34 @@ def content_of(
     Raises:
         RequestError: two fields say something, or one of them what no answer can be.
     """
-    wanted = [name for name in (*GUIDED, "structural_tag", "structured_outputs")
-              if getattr(body, name) is not None]  # fmt: skip
+    names = (*OTHER_NAMES, "structured_outputs")
+    wanted = [name for name in names if getattr(body, name) is not None]
     if given is not None and given.type != "text":
         wanted.append(param)
     if not wanted:
         return Wanted(None, param)
-    if len(wanted) > 1:
+    demands = [_demand_of(body, name) for name in wanted if name != param]
+    if len(wanted) > 1 and (param in wanted or any(one != demands[0] for one in demands)):
         raise RequestError(
             f"{' and '.join(wanted)} exclude each other; leave out all but one", wanted[0]
         )
-    name = wanted[0]
+    name = wanted[-1]
     _check_ends(body, name)
     if name == param and given is not None:
         return _of_response_format(given, param)
-    fields: object = getattr(body, name)
-    if name != "structured_outputs":
-        fields = {name.removeprefix("guided_"): fields}
-    known = set(StructuredOutputs.__struct_fields__)
-    if isinstance(fields, Mapping) and (unknown := set(fields) - known):
+    fields, known = demands[-1], set(StructuredOutputs.__struct_fields__)
+    if unknown := set(fields) - known:
         raise RequestError(
             f"{name}: unknown key {min(unknown)[:64]!r}; known are {', '.join(sorted(known))}", name
         )
     return Wanted(_structured(fields, name), name)
+
+
+def _demand_of(body: GenerationFields, name: str) -> dict[str, object]:
+    """What a field says, by the keys of `structured_outputs`."""
+    if name in OTHER_NAMES:
+        return {OTHER_NAMES[name]: getattr(body, name)}
+    return body.structured_outputs or {}
 
 
 def _check_ends(body: GenerationFields, name: str) -> None:
@@ -117,33 +130,58 @@ def chosen_tools(chat: ChatCompletionRequest) -> tuple[str, list[Tool]]:
     Raises:
         RequestError: `tool_choice` is no choice, or asks for a tool that is not there.
     """
-    wanted, tools = chat.tool_choice, chat.tools or []
-    names = [tool.function.name for tool in tools]
-    choice = wanted if isinstance(wanted, str) else "auto"
-    if isinstance(wanted, dict):
-        function = wanted.get("function")
-        name = function.get("name") if isinstance(function, dict) else wanted.get("name")
-        if wanted.get("type") != "function" or not isinstance(name, str):
-            raise RequestError(
-                "tool_choice: an object must be {'type': 'function', 'function': {'name': ...}}.",
-                "tool_choice",
-            )
-        if name not in names:
+    tools = chat.tools or []
+    known = {tool.function.name: tool for tool in tools}
+    choice, names = _choice(chat.tool_choice)
+    if choice != "none" and len(known) < len(tools):
+        raise RequestError("tools: two have the same name.", "tools")
+    for name in names or ():
+        if name not in known:
             raise RequestError(f"tool_choice: no tool is called {name[:100]!r}.", "tool_choice")
-        tools, choice = [tools[names.index(name)]], "named"
-    elif choice not in ("none", "auto", "required"):
-        raise RequestError(
-            "tool_choice must be 'none', 'auto', 'required' or name a function.", "tool_choice"
-        )
+    if names is not None:
+        tools = [known[name] for name in dict.fromkeys(names)]
     if choice == "required" and not tools:
         raise RequestError(
             "tool_choice: a call that must come needs tools, and there is no function among them; "
             "send one, or leave out tool_choice.",
             "tool_choice",
         )
-    if choice != "none" and len(set(names)) < len(names):
-        raise RequestError("tools: two have the same name.", "tools")
     return choice, tools
+
+
+def _choice(wanted: str | dict[str, object] | None) -> tuple[str, list[str] | None]:
+    """How calls are chosen, and the names of the tools to choose among; None: all."""
+    if not isinstance(wanted, dict):
+        if wanted not in (None, "none", "auto", "required"):
+            raise RequestError(
+                "tool_choice must be 'none', 'auto', 'required' or name a function.", "tool_choice"
+            )
+        return wanted or "auto", None
+    if wanted.get("type") == "function":
+        return "named", [_function_name(wanted, "an object")]
+    inner = wanted.get("allowed_tools", wanted)  # chats have an object in the object
+    mode = inner.get("mode") if isinstance(inner, dict) else None
+    tools = inner.get("tools") if isinstance(inner, dict) else None
+    if wanted.get("type") != "allowed_tools" or mode not in ("auto", "required") or not tools:
+        raise RequestError(
+            "tool_choice: an object must be {'type': 'function', 'function': {'name': ...}}, or "
+            "have the type 'allowed_tools', the mode 'auto' or 'required', and tools.",
+            "tool_choice",
+        )
+    listed = tools if isinstance(tools, list) else [tools]
+    return mode, [_function_name(tool, "each of allowed_tools") for tool in listed]
+
+
+def _function_name(given: object, what: str) -> str:
+    """The name in the object that names a function, in the form of chats or of responses."""
+    function = given.get("function", given) if isinstance(given, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise RequestError(
+            f"tool_choice: {what} must be {{'type': 'function', 'function': {{'name': ...}}}}.",
+            "tool_choice",
+        )
+    return name
 
 
 def call_demand(chat: ChatCompletionRequest) -> CallDemand | None:
@@ -157,7 +195,12 @@ def call_demand(chat: ChatCompletionRequest) -> CallDemand | None:
         return None
     calls = [_tool_demand(tool.function, is_forced=choice != "auto") for tool in tools]
     parallel = chat.parallel_tool_calls is not False and choice != "named"
-    return CallDemand(tools=calls, must_come=choice != "auto", parallel=parallel)
+    return CallDemand(
+        tools=calls,
+        must_come=choice != "auto",
+        parallel=parallel,
+        closed=choice == "auto" and len(tools) < len(chat.tools or ()),
+    )
 
 
 def _tool_demand(tool: FunctionDefinition, is_forced: bool) -> ToolDemand:

@@ -27,8 +27,13 @@ import openspec
 from openspec.serve.endpoints import info
 from openspec.serve.endpoints.chat import create_chat_completion
 from openspec.serve.endpoints.completions import create_completion
+from openspec.serve.endpoints.kept_responses import (
+    delete_response,
+    get_response,
+    list_input_items,
+)
 from openspec.serve.endpoints.messages import count_tokens, create_message
-from openspec.serve.endpoints.responses import create_response
+from openspec.serve.endpoints.responses import count_input_tokens, create_response
 from openspec.serve.endpoints.ui_page import ui
 from openspec.serve.generation.context import ServerContext, key_of
 from openspec.serve.shapes.chat import (
@@ -56,6 +61,8 @@ Handler = Callable[[ServerContext, Request], Awaitable[Response]]
 PUBLIC_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics", "/docs", "/ui"})
 PAGES = frozenset({"/openapi.json", "/docs", "/ui"})
 MODELS_PREFIX = "/v1/models/"
+KEPT_RESPONSE = "/v1/responses/{response_id}"
+KEPT_INPUT = f"{KEPT_RESPONSE}/input_items"
 MESSAGES_PREFIX = "/v1/messages"
 """Below it errors have the shape of Anthropic's API."""
 MAX_HEADERS = 128
@@ -108,6 +115,8 @@ GET_ROUTES: dict[str, Handler] = {
     "/version": info.version,
     "/v1/models": info.list_models,
     "/v1/models/{model_id}": info.get_model,
+    KEPT_RESPONSE: get_response,
+    KEPT_INPUT: list_input_items,
     "/server_info": info.server_info,
     "/get_server_info": info.server_info,
     "/model_info": info.model_info,
@@ -124,6 +133,7 @@ POST_ROUTES: dict[str, tuple[Handler, type[BaseModel] | None]] = {
     "/v1/completions": (create_completion, CompletionRequest),
     "/v1/chat/completions": (create_chat_completion, ChatCompletionRequest),
     "/v1/responses": (create_response, ResponsesRequest),
+    "/v1/responses/input_tokens": (count_input_tokens, ResponsesRequest),
     "/v1/messages": (create_message, MessagesRequest),
     "/v1/messages/count_tokens": (count_tokens, CountTokensRequest),
     "/tokenize": (info.tokenize, TokenizeRequest),
@@ -136,15 +146,19 @@ ROUTES: dict[str, dict[str, Handler]] = {
     path: {
         **({"POST": POST_ROUTES[path][0]} if path in POST_ROUTES else {}),
         **({"GET": GET_ROUTES[path]} if path in GET_ROUTES else {}),
+        **({"DELETE": delete_response} if path == KEPT_RESPONSE else {}),
     }
     for path in (*POST_ROUTES, *GET_ROUTES)
 }
+_PATH_FIELD = re.compile(r"\{(\w+)\}")
+_KEPT_PATH = re.compile(r"/v1/responses/[^/]+(/input_items)?")
 _QUESTION = "What is a prime number?"
 _CHAT: dict[str, object] = {"messages": [{"role": "user", "content": _QUESTION}]}
 _EXAMPLES: dict[str, dict[str, object]] = {
     "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 32, "stream": True},
     "/v1/chat/completions": {**_CHAT, "max_tokens": 256, "stream": True},
     "/v1/responses": {"input": _QUESTION, "max_output_tokens": 256, "stream": True},
+    "/v1/responses/input_tokens": {"input": _QUESTION},
     "/v1/messages": {**_CHAT, "max_tokens": 256, "stream": True},
     "/v1/messages/count_tokens": _CHAT,
     "/tokenize": {"prompt": "Once upon a time"},
@@ -161,7 +175,7 @@ def build_app(context: ServerContext) -> ASGIApp:
     return CORSMiddleware(
         Gate(context),
         allow_origins=config.allowed_origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         # OpenAI's JavaScript client sends a dozen of its own, `x-stainless-...`.
         allow_headers=["*"],
         expose_headers=["x-request-id", "retry-after"],
@@ -303,7 +317,11 @@ def _refuse_other_sites(
 def _route_of(path: str) -> str:
     if path.startswith(MODELS_PREFIX):
         return MODELS_PREFIX + "{model_id}"
-    return path if path in ROUTES else "other"
+    if path in ROUTES:
+        return path
+    if kept := _KEPT_PATH.fullmatch(path):
+        return KEPT_INPUT if kept[1] else KEPT_RESPONSE
+    return "other"
 
 
 def shown_path(scope: Scope) -> str:
@@ -356,9 +374,9 @@ def _description() -> dict[str, object]:
                     "required": True,
                     "content": {"application/json": content},
                 }
-            if "{model_id}" in path:
+            if names := _PATH_FIELD.findall(path):
                 operation["parameters"] = [
-                    {"name": "model_id", "in": "path", "required": True, "schema": {}}
+                    {"name": name, "in": "path", "required": True, "schema": {}} for name in names
                 ]
             paths.setdefault(path, {})[method.lower()] = operation
     return {

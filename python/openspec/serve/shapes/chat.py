@@ -111,6 +111,11 @@ class GenerationFields(Model):
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     guided_grammar: str | None = None
+    json_schema: dict[str, object] | str | None = None
+    """SGLang's name of `structured_outputs.json`; `regex` is spelled as there."""
+    regex: str | None = None
+    ebnf: str | None = None
+    """SGLang's name of `structured_outputs.grammar`."""
     structural_tag: dict[str, object] | str | None = None
     user: str | None = None
 

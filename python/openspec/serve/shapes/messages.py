@@ -99,6 +99,16 @@ class MessagesFields(Model):
     thinking: ThinkingField | None = None
     """Default: as the model's template does."""
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    """Older name of `output_config.format`."""
+
+    @property
+    def form(self) -> tuple[OutputFormat | None, str]:
+        """What the text must be, and the field that says so."""
+        if self.output_format is not None:
+            return self.output_format, "output_format"
+        config = self.output_config
+        return config.format if config is not None else None, "output_config.format"
 
 
 class CountTokensRequest(MessagesFields):
@@ -124,6 +134,16 @@ def check(body: MessagesRequest) -> None:
     refuse_choices(body, "messages")
     if body.stop is not None and body.stop_sequences is not None:
         raise RequestError("stop is another name of stop_sequences; send one of them.", "stop")
+    config, name = body.output_config, "output_format"
+    if body.output_format and config and config.format not in (None, body.output_format):
+        raise RequestError(f"{name} and output_config.format differ; send one of them.", name)
+    if (body.model_extra or {}).get("thread") is not None:
+        raise RequestError(
+            "thread is not supported: this server keeps no messages. Send the whole conversation "
+            "(with Anthropic's SDK: unsupported_request_behavior='continue_unthreaded').",
+            "thread",
+            "thread_unsupported_request",  # with it the SDK's tool runner does so by itself
+        )
 
 
 def as_chat(body: MessagesFields) -> ChatCompletionRequest:
@@ -154,7 +174,7 @@ def as_chat(body: MessagesFields) -> ChatCompletionRequest:
         tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=body.tool_choice is None
         or not body.tool_choice.disable_parallel_tool_use,
-        response_format=_response_format(body.output_config),
+        response_format=_response_format(body.form[0]),
         thinking=body.thinking,
         continue_final_message=goes_on,
     )
@@ -173,10 +193,10 @@ def _tool_choice(given: ToolChoice | None) -> str | dict[str, object] | None:
     return {"type": "function", "function": {"name": given.name}}
 
 
-def _response_format(given: OutputConfig | None) -> ResponseFormat | None:
-    if given is None or given.format is None:
+def _response_format(given: OutputFormat | None) -> ResponseFormat | None:
+    if given is None:
         return None
-    schema = JsonSchemaFormat.model_construct(schema_=given.format.schema_, strict=None)
+    schema = JsonSchemaFormat.model_construct(schema_=given.schema_, strict=None)
     return ResponseFormat.model_construct(type="json_schema", json_schema=schema)
 
 

@@ -122,7 +122,16 @@ def check(body: ResponsesRequest) -> None:
     if body.background:
         raise RequestError("background is not supported.", "background")
     refuse_choices(body, "responses")
-    for name in body.include or ():
+    check_include(body.include or ())
+
+
+def check_include(names: Sequence[str]) -> None:
+    """Refuses to include what would have to be left out.
+
+    Raises:
+        RequestError: naming it.
+    """
+    for name in names:
         if name not in INCLUDES:
             raise RequestError(f"include: {name[:64]!r} is not supported.", "include")
 
@@ -174,12 +183,6 @@ def add_kept(body: ResponsesRequest, earlier: Sequence[bytes], known: Mapping[st
     if len(whole) > MAX_MESSAGES:
         raise RequestError(f"input: the conversation has over {MAX_MESSAGES} items.", "input")
     body.input = whole
-
-
-def as_items(body: ResponsesRequest) -> list[bytes]:
-    """The items of an input that `add_kept` made, each as JSON."""
-    items = () if isinstance(body.input, str) else body.input
-    return [item.model_dump_json(exclude_none=True).encode() for item in items]
 
 
 def _is_reference(item: InputItem) -> bool:

@@ -343,7 +343,10 @@ def anthropic_error_bytes(error: ApiError) -> bytes:
     """The JSON body that describes `error` in the shape of Anthropic's API."""
     other = "invalid_request_error" if error.status < 500 else "api_error"
     kind = ANTHROPIC_KINDS.get(error.status, other)
-    return encode({"type": "error", "error": {"type": kind, "message": sanitise(error.message)}})
+    body: dict[str, object] = {"type": kind, "message": sanitise(error.message)}
+    if error.code is not None:
+        body["details"] = {"error_code": error.code}
+    return encode({"type": "error", "error": body})
 
 
 def error_response(error: ApiError, as_anthropic: bool = False) -> Response:

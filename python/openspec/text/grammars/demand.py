@@ -44,6 +44,8 @@ class CallDemand(msgspec.Struct, frozen=True, kw_only=True):
     """False: there may be text instead, or content before which they may stand."""
     parallel: bool
     """Whether there may be several."""
+    closed: bool = False
+    """Whether the prompt shows tools beside these, which the answer may not call."""
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -95,7 +97,8 @@ def chat_demand(
 ) -> Demand | None:
     """The demand of a chat; None where its answer is free. `strict` is of the content's schema."""
     if calls is not None and content is None:
-        has_rules = calls.must_come or any(tool.strict for tool in calls.tools)
+        has_strict = any(tool.strict for tool in calls.tools)
+        has_rules = calls.must_come or calls.closed or has_strict
         calls = calls if has_rules else None
     if content is None and calls is None:
         return None
