@@ -332,11 +332,14 @@ def test_what_routers_read(server: RunningServer) -> None:
 
 
 def test_how_many_ranks_an_engine_has(start_server: Callable[..., RunningServer]) -> None:
-    server = start_server()
-    plain = server.engine.info
-    server.engine.info = msgspec.structs.replace(plain, tensor_parallel_size=4)
+    server = start_server({"tensor_parallel_size": 4})
     info = get(server, "/server_info")
     assert (info["tp_size"], info["tensor_parallel_size"]) == (4, 4)
+    assert re.search(
+        r'^openspec:engine_info\{.*tensor_parallel_size="4"',
+        server.client.get("/metrics").text,
+        re.M,
+    )
 
 
 def test_where_kv_events_are(server: RunningServer) -> None:
