@@ -207,7 +207,8 @@ void Attention::transpose_keys(const char* const* lines, int count, float* keys)
 void Attention::score(const float* queries, int count, const float* keys, float* scores) const {
   TileArgs args;
   args.x_stride = head_dim_;
-  args.num_inputs = head_dim_;
+  args.num_splits = 1;
+  args.ends[0] = head_dim_;
   args.sums_stride = kScoreStride;
   args.from = nullptr;
   args.is_added = false;
@@ -252,7 +253,8 @@ void Attention::weigh(const float* weights, const float* const* lines, int begin
   TileArgs args;
   args.line = lines + begin;
   args.x_stride = kScoreStride;
-  args.num_inputs = end - begin;
+  args.num_splits = 1;
+  args.ends[0] = end - begin;
   args.sums_stride = head_dim_;
   args.is_added = false;
   const int num_units = head_dim_ / kUnitColumns;

@@ -93,7 +93,8 @@ constexpr bool has_legal_shard(const PackedLinear& weight) {
   const LinearShard& shard = weight.shard;
   return (weight.has_all_outputs() || weight.has_all_inputs()) && shard.first_output >= 0 &&
          shard.first_output + weight.num_outputs <= weight.whole_outputs() &&
-         weight.num_splits >= 1 && weight.own_splits().size() > 0;
+         weight.num_splits >= 1 && weight.num_splits <= kMaxSplits &&
+         weight.own_splits().size() > 0;
 }
 
 /// Bytes of the kTiles form of a matrix. num_outputs and num_inputs are multiples of 16. A

@@ -65,8 +65,7 @@ struct Product {
   void copy_tile(int t, float* to) const;
   void run(Area area) const;
   void sum_splits(const Area& area, const SplitRange& of, float* sums) const;
-  void multiply(const Area& area, int unit, const InputRange& inputs, int64_t next_weight,
-                const float* from, float* to, bool is_added) const;
+  void multiply(const Area& area, int unit, int64_t begin, TileArgs args) const;
 };
 
 OPENSPEC_INLINE float load_activation(const LinearParams& params, int64_t at) {
@@ -107,70 +106,61 @@ void Product::copy_tile(int t, float* to) const {
   }
 }
 
-// to = the chains of one split's `inputs` after those in `from` (null: from zero), of a step of
-// units and all tiles; or these are added to `to`.
-void Product::multiply(const Area& area, int unit, const InputRange& inputs, int64_t next_weight,
-                       const float* from, float* to, bool is_added) const {
-  const int first_row = tile_begin(area.first_tile);
+// Of a step of units and all tiles, from input `begin` on: args.to as args.ends and args.from say,
+// which are those of the first tile.
+void Product::multiply(const Area& area, int unit, int64_t begin, TileArgs args) const {
   const int units = min_of(area.unit_step, area.num_units() - unit);
-  TileArgs args;
-  args.next_weight = next_weight;
-  args.x_stride = num_inputs();
-  args.num_inputs = inputs.size();
-  args.is_added = is_added;
-  args.sums_stride = area.stride();
   for (int u = 0; u < units; ++u) {
     const int panel = (unit + u) / kUnitsPerPanel;
     const int part = (unit + u) % kUnitsPerPanel;
     args.weight[u] = static_cast<const char*>(params.weight.data) +
                      (area.first_panel + panel) * panel_bytes() + part * kUnitBytes +
-                     inputs.begin * kLineBytes;
+                     begin * kLineBytes;
     args.column[u] = panel * kLinearPanel + part * kLanes;
   }
   for (int t = area.first_tile; t < area.last_tile; ++t) {
-    const int begin = tile_begin(t);
-    const int rows = tile_begin(t + 1) - begin;
-    const int64_t at = (begin - first_row) * args.sums_stride;
-    args.x = x + begin * num_inputs() + int64_t{inputs.begin} * (is_in_place ? 1 : rows);
-    args.from = from == nullptr ? nullptr : from + at;
-    args.to = to + at;
+    const int rows = tile_begin(t + 1) - tile_begin(t);
+    args.x = x + tile_begin(t) * num_inputs() + begin * (is_in_place ? 1 : rows);
     find_tile(is_in_place, rows, units)(args);
+    args.to += rows * args.sums_stride;
+    if (args.from != nullptr) args.from += rows * args.sums_stride;
   }
 }
 
 // sums = those of the splits `of`, added in order.
 void Product::sum_splits(const Area& area, const SplitRange& of, float* sums) const {
-  // After a step of units the next ones, which lie as far behind as these are wide.
-  const int64_t next_units = area.unit_step == 1 && kUnitsPerPanel > 1
-                                 ? kUnitBytes
-                                 : ceil_div(area.unit_step, kUnitsPerPanel) * panel_bytes();
-  if (area.has_one_tile()) {
-    // It reads every weight once: in the order in which they lie.
-    const int64_t first_byte = params.weight.inputs_of(of.begin).begin * kLineBytes;
-    for (int unit = 0; unit < area.num_units(); unit += area.unit_step) {
-      for (int split = of.begin; split < of.end; ++split) {
-        const InputRange inputs = params.weight.inputs_of(split);
-        const int64_t next = split + 1 < of.end
-                                 ? inputs.size() * kLineBytes
-                                 : next_units + first_byte - inputs.begin * kLineBytes;
-        multiply(area, unit, inputs, next, nullptr, sums, split > of.begin);
-      }
-    }
-    return;
-  }
   alignas(64) float chains[kBlockRows * kBlockPanels * kLinearPanel];  // of a split that is cut
-  for (int split = of.begin; split < of.end; ++split) {
-    const InputRange inputs = params.weight.inputs_of(split);
-    int begin = inputs.begin;
-    do {
-      const InputRange slice = {begin, min_of(begin + kBlockInputs, inputs.end)};
-      const bool is_last = slice.end == inputs.end;
-      for (int unit = 0; unit < area.num_units(); unit += area.unit_step) {
-        multiply(area, unit, slice, next_units, begin == inputs.begin ? nullptr : chains,
-                 is_last ? sums : chains, is_last && split > of.begin);
-      }
-      begin = slice.end;
-    } while (begin < inputs.end);
+  // A single tile reads every weight once: no reason to cut.
+  const int64_t most_inputs = area.has_one_tile() ? num_inputs() : kBlockInputs;
+  TileArgs args;
+  args.x_stride = num_inputs();
+  args.sums_stride = area.stride();
+  // After a step of units the next ones, which lie as far behind as these are wide.
+  args.next_weight = area.unit_step == 1 && kUnitsPerPanel > 1
+                         ? kUnitBytes
+                         : ceil_div(area.unit_step, kUnitsPerPanel) * panel_bytes();
+  args.from = nullptr;
+  int64_t begin = params.weight.inputs_of(of.begin).begin;
+  for (int split = of.begin; split < of.end;) {
+    // Whole splits as far as they fit, else a part of one.
+    args.is_added = split > of.begin;
+    args.to = sums;
+    args.num_splits = 0;
+    while (split < of.end && params.weight.inputs_of(split).end <= begin + most_inputs) {
+      args.ends[args.num_splits++] = params.weight.inputs_of(split++).end - begin;
+    }
+    const bool is_cut = args.num_splits == 0;
+    if (is_cut) {
+      args.is_added = false;
+      args.to = chains;
+      args.ends[args.num_splits++] = most_inputs;
+    }
+    const int64_t count = args.ends[args.num_splits - 1];
+    for (int unit = 0; unit < area.num_units(); unit += area.unit_step) {
+      multiply(area, unit, begin, args);
+    }
+    args.from = is_cut ? chains : nullptr;
+    begin += count;
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "kernels/common/simd_cpu.h"
 #include "kernels/linear/panels_cpu.h"
+#include "kernels/linear/splits.h"
 
 namespace openspec::OPENSPEC_ISA {
 
@@ -58,10 +59,12 @@ struct TileArgs {
   int column[kMaxUnits];  // of each unit's first vector, in sums and in lines given by pointers
   const float* x;         // (r, k) at [r * x_stride + k] in place, else at [k * R + r]
   int64_t x_stride;
-  int64_t num_inputs;
-  const float* from;  // the chains so far, (r, c) at [r * sums_stride + c]; null: from zero
-  float* to;          // the chains after these inputs, laid out alike
-  bool is_added;      // they end here: their sums are added to what is at `to`
+  int num_splits;
+  int64_t ends[kMaxSplits];  // the first k after each split
+  const float*
+      from;   // the first split's chains so far, (r, c) at [r * sums_stride + c]; null: zero
+  float* to;  // where its chains go, or with is_added are added, then the other splits' too
+  bool is_added;
   int64_t sums_stride;
 };
 
@@ -112,23 +115,29 @@ void tile(const TileArgs& args) {
       }
     }
   };
-  // In two parts: up to where the lines fetched ahead are the next tile's.
-  const int64_t num_inputs = args.num_inputs;
+  const int64_t num_inputs = args.ends[args.num_splits - 1];
   const int64_t turn = num_inputs > kPrefetchLines ? num_inputs - kPrefetchLines : 0;
   int64_t k = 0;
-  for (int part = 0; part < 2; ++part) {
-    const int64_t end = part == 0 ? turn : num_inputs;
-    const int64_t prefetch =
-        part == 0 ? kPrefetchLines * kLineBytes : args.next_weight - turn * kLineBytes;
-    OPENSPEC_UNROLL
-    for (; k < end; ++k) add_line(k, prefetch);
-  }
-  for (int r = 0; r < R; ++r) {
-    for (int u = 0; u < U; ++u) {
-      float* to = args.to + r * args.sums_stride + args.column[u];
-      store(to, args.is_added ? load(to) + sums[r][u][0] : sums[r][u][0]);
-      store(to + kHalf, args.is_added ? load(to + kHalf) + sums[r][u][1] : sums[r][u][1]);
+  bool is_added = args.is_added;
+  for (int split = 0; split < args.num_splits; ++split) {
+    // In two parts: up to where the lines fetched ahead are the next tile's.
+    const int64_t split_end = args.ends[split];
+    for (int part = 0; part < 2; ++part) {
+      const int64_t end = part == 0 && turn < split_end ? turn : split_end;
+      const int64_t prefetch = part == 0 && k < turn ? kPrefetchLines * kLineBytes
+                                                     : args.next_weight - turn * kLineBytes;
+      OPENSPEC_UNROLL
+      for (; k < end; ++k) add_line(k, prefetch);
     }
+    for (int r = 0; r < R; ++r) {
+      for (int u = 0; u < U; ++u) {
+        float* to = args.to + r * args.sums_stride + args.column[u];
+        store(to, is_added ? load(to) + sums[r][u][0] : sums[r][u][0]);
+        store(to + kHalf, is_added ? load(to + kHalf) + sums[r][u][1] : sums[r][u][1]);
+        sums[r][u][0] = sums[r][u][1] = Vf{};
+      }
+    }
+    is_added = true;
   }
 }
 
