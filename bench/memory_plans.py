@@ -17,8 +17,8 @@ from bench.random_target import PUBLISHED
 from openspec import _C
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import TENSOR_PARALLEL_SIZES, EngineConfig
-from openspec.engine.load import MAX_GRAMMAR_DRAFTS
 from openspec.engine.memory import CUDA, DeviceMemory, plan_memory
+from openspec.engine.plan import MAX_GRAMMAR_DRAFTS
 from openspec.errors import ConfigError
 from openspec.specs.head import HeadSpec
 from openspec.specs.runner import RunnerConfig

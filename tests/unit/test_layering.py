@@ -141,7 +141,8 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "devices": (),
         "core": (),
         "start_phases": (),
-        "load": ("memory", "devices", "core", "start_phases"),
+        "plan": ("memory", "devices", "start_phases"),
+        "load": ("memory", "devices", "plan", "core", "start_phases"),
         "processes": ("devices", "core", "load", "start_phases"),
     },
     "serve": {

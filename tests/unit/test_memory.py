@@ -9,6 +9,7 @@ import pytest
 
 from openspec.config import EngineConfig
 from openspec.engine import load
+from openspec.engine import plan as engine_plan
 from openspec.engine.memory import (
     CPU,
     CUDA,
@@ -124,13 +125,13 @@ class Core:
 def test_how_many_gpus_would_hold_a_model(
     size: int, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "_C", Core(size * GIB))
+    monkeypatch.setattr(engine_plan, "_C", Core(size * GIB))
     config = EngineConfig(method="none")
     if said is None:
-        assert load.plan_engine(config).memory.weight_bytes == size * GIB
+        assert engine_plan.plan_engine(config).memory.weight_bytes == size * GIB
     else:
         with pytest.raises(ConfigError, match=said) as caught:
-            load.plan_engine(config)
+            engine_plan.plan_engine(config)
         assert "\n" not in str(caught.value)
 
 
@@ -138,7 +139,7 @@ def test_ranks_on_cuda_are_refused_before_anything_is_allocated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     core = Core(GIB)
-    monkeypatch.setattr(load, "_C", core)
+    monkeypatch.setattr(engine_plan, "_C", core)
     with pytest.raises(ConfigError, match=r"not run on cuda yet, only on cpu; .*--replicas N"):
         load.load_engine(EngineConfig(method="none", tensor_parallel_size=2))
     assert core.num_plans == 0

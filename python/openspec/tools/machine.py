@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from openspec.config import EngineConfig
 from openspec.engine.devices import Links, links_between, visible_devices
-from openspec.engine.load import plan_engine  # which says what to do if the core does not load
+from openspec.engine.plan import plan_engine  # which says why _C does not load
 
 # isort: split
 from openspec import _C
