@@ -6,6 +6,7 @@ docs/your_model.md and docs/models.md.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import tempfile
@@ -24,10 +25,9 @@ from openspec.specs.head import HeadSpec
 from openspec.specs.runner import RunnerConfig
 
 GB = 10**9
+NAMES = sorted(PUBLISHED, key=lambda name: not name.startswith("qwen3"))
 CARDS = (24, 48, 80, 141)
 """Memory of GPUs as it is sold, in GB."""
-SHARED_CARD = 80
-"""Memory of each GPU where several share a model, in GB."""
 HEADS = ("qwen3-4b", "qwen3-8b", "llama-3.1-8b")
 """Models for which heads are shown."""
 DEFAULTS = EngineConfig(method="none")
@@ -113,7 +113,7 @@ def shown_tokens(number: int) -> str:
 def models() -> list[list[str]]:
     """A row for each model: its weights, KV of a token, tokens of KV on each card."""
     rows = [["model", "weights", "KV of a token", *(f"{card} GB" for card in CARDS)]]
-    for name in sorted(PUBLISHED, key=lambda name: not name.startswith("qwen3")):
+    for name in NAMES:
         model = model_of(name)
         plan = _C.memory_plan(runner_config(model))
         rows.append(
@@ -128,20 +128,16 @@ def models() -> list[list[str]]:
 
 
 def ranks() -> list[list[str]]:
-    """A row for each model: weights of a GPU and tokens of KV, where several share the model."""
+    """A row for each model: weights and tokens of KV, where several GPUs of 80 GB share it."""
     rows = [["model", *(f"T = {num_ranks}" for num_ranks in TENSOR_PARALLEL_SIZES)]]
-    for name in sorted(PUBLISHED, key=lambda name: not name.startswith("qwen3")):
-        model = model_of(name)
-        cells = []
-        for num_ranks in TENSOR_PARALLEL_SIZES:
-            try:
+    for name in NAMES:
+        cells, model = dict.fromkeys(TENSOR_PARALLEL_SIZES, ""), model_of(name)
+        for num_ranks in cells:
+            with contextlib.suppress(ValueError):  # heads or matrices do not divide so
                 plan = _C.memory_plan(runner_config(model, num_ranks))
-            except ValueError:  # its matrices or heads do not divide so
-                cells.append("")
-                continue
-            tokens = shown_tokens(num_kv_tokens(model, SHARED_CARD, num_ranks))
-            cells.append(f"{plan.weight_bytes / GB:.1f} GB, {tokens}")
-        rows.append([shown_name(name), *cells])
+                tokens = shown_tokens(num_kv_tokens(model, 80, num_ranks))
+                cells[num_ranks] = f"{plan.weight_bytes / GB:.1f} GB, {tokens}"
+        rows.append([shown_name(name), *cells.values()])
     return rows
 
 

@@ -88,6 +88,8 @@ def test_the_plan_is_one_rank_s() -> None:
     memory = DeviceMemory(budget_bytes=GIB, free_bytes=GIB, num_ranks=4)
     plan = plan_memory(EngineConfig(), Plan(), 100, CPU, memory)
     assert plan.describe().startswith("each of 4 ranks has weights 1.00 MiB")
+    with pytest.raises(ConfigError, match=r"of the 1\.00 GiB that each of 4 ranks may take"):
+        plan_memory(EngineConfig(), Plan(weight_bytes=2 * GIB), 1000, CPU, memory)
 
 
 @dataclass
@@ -168,14 +170,6 @@ def test_what_cannot_fit_is_refused() -> None:
         plan_cpu(EngineConfig(kv_cache_memory=1 << 26), Plan(weight_bytes=2 * GIB), 1000, 2 * GIB)
     with pytest.raises(ConfigError, match="holds 0 tokens"):
         plan_cpu(EngineConfig(), Plan(weight_bytes=2 * GIB), 1000, GIB)
-
-
-def test_ranks_are_told_their_part() -> None:
-    memory = DeviceMemory(budget_bytes=GIB, free_bytes=GIB, num_ranks=4)
-    assert memory.of_each_rank == " of each of 4 ranks"
-    with pytest.raises(ConfigError, match=r"of the 1\.00 GiB that each of 4 ranks may take"):
-        plan_memory(EngineConfig(), Plan(weight_bytes=2 * GIB), 1000, CPU, memory)
-    assert not DeviceMemory(budget_bytes=GIB, free_bytes=GIB).of_each_rank
 
 
 @pytest.fixture
