@@ -72,8 +72,7 @@ def planned(kind: str) -> str:
     """What the engine's memory plan says: of `models`, of their `heads` or of their `ranks`."""
     from bench import memory_plans  # which needs the compiled core
 
-    rows: list[list[str]] = getattr(memory_plans, kind)()
-    return rows_of(rows)
+    return rows_of(getattr(memory_plans, kind)())
 
 
 def rows_of(cells: Sequence[Sequence[str]]) -> str:

@@ -1,7 +1,6 @@
 """Memory of published models and of heads for them: the engine's own plan, from config.json alone.
 
-Nothing is loaded and no GPU is needed. `bench/make_tables.py` puts the tables into
-docs/your_model.md and docs/models.md.
+Nothing is loaded and no GPU is needed. `bench/make_tables.py` puts the tables into pages.
 """
 
 from __future__ import annotations
@@ -134,9 +133,9 @@ def ranks() -> list[list[str]]:
         cells, model = dict.fromkeys(TENSOR_PARALLEL_SIZES, ""), model_of(name)
         for num_ranks in cells:
             with contextlib.suppress(ValueError):  # heads or matrices do not divide so
-                plan = _C.memory_plan(runner_config(model, num_ranks))
+                weights = _C.memory_plan(runner_config(model, num_ranks)).weight_bytes / GB
                 tokens = shown_tokens(num_kv_tokens(model, 80, num_ranks))
-                cells[num_ranks] = f"{plan.weight_bytes / GB:.1f} GB, {tokens}"
+                cells[num_ranks] = f"{weights:.1f} GB, {tokens}"
         rows.append([shown_name(name), *cells.values()])
     return rows
 
