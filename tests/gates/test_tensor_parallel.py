@@ -18,7 +18,7 @@ from openspec.drafters import available_drafters
 from openspec.errors import ConfigError
 from openspec.messages import SamplingParams
 from tests.gates import harness
-from tests.gates.conftest import PYTHON_DRAFTERS, VARIANTS, Reference, drafter_settings
+from tests.gates.conftest import PYTHON_DRAFTERS, SELECTORS, VARIANTS, Reference, drafter_settings
 from tests.gates.grammars import KINDS, grammar_core, grammar_jobs, plain
 from tests.gates.harness import Job, kv_memory, make_core, run, texts
 from tests.gates.pairs import EMBEDDED
@@ -104,7 +104,7 @@ def crowded(name: str, num_ranks: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_crowded(drafter_name: str, num_ranks: int, reference: Reference) -> None:
+def test_crowded(drafter_name: str, target_name: str, num_ranks: int, reference: Reference) -> None:
     """Chunks, preemptions, prefix hits, and requests that are called off."""
     batch = jobs("mixed", 12)
     leaving = [
@@ -119,7 +119,9 @@ def test_crowded(drafter_name: str, num_ranks: int, reference: Reference) -> Non
             assert found.token_ids == expected.token_ids[: len(found.token_ids)]
     stats = core.stats()
     assert stats.num_preemptions > 0 and stats.prefix_cache_hits > 0
-    if drafter_name not in ("none", "(garbage)"):
+    # Heads with a selector are random: they guess what other targets say by luck only.
+    is_lucky = drafter_name in SELECTORS and target_name != EMBEDDED
+    if drafter_name not in ("none", "(garbage)") and not is_lucky:
         assert stats.num_accepted_tokens > 0
 
 

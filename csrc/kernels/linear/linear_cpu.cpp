@@ -44,7 +44,8 @@ struct Product {
   bool is_in_place = false;
   int num_tiles = 0;
   int num_panels = 0;
-  SplitRange splits;
+  SplitRange splits;                  // that are here
+  int64_t ends[kMaxSplits + 1] = {};  // zero, then the first input after each of them
 
   explicit Product(const LinearParams& p)
       : params(p),
@@ -52,10 +53,13 @@ struct Product {
         num_tiles(static_cast<int>(ceil_div(p.num_rows, kMaxTileRows))),
         num_panels(is_swiglu() ? 2 * static_cast<int>(ceil_div(p.weight.num_outputs / 2, 32))
                                : static_cast<int>(ceil_div(p.weight.num_outputs, 32))),
-        splits(p.weight.own_splits()) {}
+        splits(p.weight.own_splits()) {
+    for (int i = 0; i < splits.size(); ++i) ends[i + 1] = p.weight.inputs_of(splits.begin + i).end;
+  }
 
   bool is_swiglu() const { return params.weight.epilogue == LinearEpilogue::kSwiGlu; }
   int64_t num_inputs() const { return params.weight.num_inputs; }
+  int64_t end_of(int split) const { return ends[split - splits.begin + 1]; }
   int64_t panel_bytes() const { return kLineBytes * num_inputs(); }
   // Rows are spread evenly over the tiles.
   int tile_begin(int t) const {
@@ -65,7 +69,7 @@ struct Product {
   void copy_tile(int t, float* to) const;
   void run(Area area) const;
   void sum_splits(const Area& area, const SplitRange& of, float* sums) const;
-  void multiply(const Area& area, int unit, int64_t begin, TileArgs args) const;
+  void multiply(const Area& area, int unit, int64_t begin, TileArgs& args) const;
 };
 
 OPENSPEC_INLINE float load_activation(const LinearParams& params, int64_t at) {
@@ -106,9 +110,9 @@ void Product::copy_tile(int t, float* to) const {
   }
 }
 
-// Of a step of units and all tiles, from input `begin` on: args.to as args.ends and args.from say,
-// which are those of the first tile.
-void Product::multiply(const Area& area, int unit, int64_t begin, TileArgs args) const {
+// Of a step of units and all tiles, from input `begin` on: as `args` says, whose from and to are
+// the first tile's and move on.
+void Product::multiply(const Area& area, int unit, int64_t begin, TileArgs& args) const {
   const int units = min_of(area.unit_step, area.num_units() - unit);
   for (int u = 0; u < units; ++u) {
     const int panel = (unit + u) / kUnitsPerPanel;
@@ -139,27 +143,27 @@ void Product::sum_splits(const Area& area, const SplitRange& of, float* sums) co
   args.next_weight = area.unit_step == 1 && kUnitsPerPanel > 1
                          ? kUnitBytes
                          : ceil_div(area.unit_step, kUnitsPerPanel) * panel_bytes();
-  args.from = nullptr;
-  int64_t begin = params.weight.inputs_of(of.begin).begin;
+  bool continues = false;  // with chains that wait
+  int64_t begin = end_of(of.begin - 1);
   for (int split = of.begin; split < of.end;) {
     // Whole splits as far as they fit, else a part of one.
     args.is_added = split > of.begin;
-    args.to = sums;
     args.num_splits = 0;
-    while (split < of.end && params.weight.inputs_of(split).end <= begin + most_inputs) {
-      args.ends[args.num_splits++] = params.weight.inputs_of(split++).end - begin;
+    while (split < of.end && end_of(split) <= begin + most_inputs) {
+      args.ends[args.num_splits++] = end_of(split++) - begin;
     }
     const bool is_cut = args.num_splits == 0;
     if (is_cut) {
       args.is_added = false;
-      args.to = chains;
       args.ends[args.num_splits++] = most_inputs;
     }
     const int64_t count = args.ends[args.num_splits - 1];
     for (int unit = 0; unit < area.num_units(); unit += area.unit_step) {
+      args.from = continues ? chains : nullptr;
+      args.to = is_cut ? chains : sums;
       multiply(area, unit, begin, args);
     }
-    args.from = is_cut ? chains : nullptr;
+    continues = is_cut;
     begin += count;
   }
 }
