@@ -155,7 +155,7 @@ void load_random_weights(Weights& weights) {
 
 void load_random_weights(Runner& runner) {
   const auto begin = Clock::now();
-  load_random_weights(runner.target().weights());
+  for (Weights* weights : runner.target().weights()) load_random_weights(*weights);
   if (runner.drafter().weights() != nullptr) load_random_weights(*runner.drafter().weights());
   const double seconds = milliseconds_since(begin) / 1e3;
   const auto prepare_begin = Clock::now();
@@ -264,7 +264,7 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
 /// Bytes of the target that every step reads: its matrices, of the embedding only as LM head.
 double step_bytes(Runner& runner) {
   double bytes = 0;
-  for (const TensorSpec& spec : runner.target().weights().expected_tensors()) {
+  for (const TensorSpec& spec : runner.target().weights().front()->expected_tensors()) {
     const bool is_lookup =
         spec.name == "model.embed_tokens.weight" && !runner.config().target.tie_word_embeddings;
     if (spec.shape.size() == 2 && !is_lookup) {

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 
@@ -131,18 +132,32 @@ std::vector<int64_t> integers_of(const BufferBytes& bytes) {
 template <bool kIsDraft>
 void load_tensor(Runner& runner, const std::string& name, const py::buffer& data,
                  const std::string& dtype) {
-  Weights* weights = kIsDraft ? runner.drafter().weights() : &runner.target().weights();
-  OPENSPEC_CHECK_ARG(weights != nullptr, "this drafter has no weights");
+  const std::vector<Weights*> all =
+      kIsDraft ? std::vector{runner.drafter().weights()} : runner.target().weights();
+  OPENSPEC_CHECK_ARG(all.front() != nullptr, "this drafter has no weights");
   const BufferBytes bytes(data);
   if (kIsDraft && (dtype == "I64" || dtype == "I32")) {
-    weights->load_offsets(
+    all.front()->load_offsets(
         name, dtype == "I64" ? integers_of<int64_t>(bytes) : integers_of<int32_t>(bytes));
     return;
   }
   OPENSPEC_CHECK_ARG(dtype == "BF16" || dtype == "F32", "tensor ", name, " must be ",
                      kIsDraft ? "BF16, F32, I64 or I32" : "BF16 or F32", ", is ", dtype);
   py::gil_scoped_release nogil;
-  weights->load(name, bytes.data(), bytes.size(), dtype == "F32" ? DType::kF32 : DType::kBF16);
+  for (Weights* weights : all) {
+    weights->load(name, bytes.data(), bytes.size(), dtype == "F32" ? DType::kF32 : DType::kBF16);
+  }
+}
+
+/// The names that any rank knows of such a tensor, each once.
+std::vector<std::string> non_finite_of(const std::vector<Weights*>& ranks) {
+  std::vector<std::string> names;
+  for (const Weights* weights : ranks) {
+    for (const std::string& name : weights->non_finite()) {
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    }
+  }
+  return names;
 }
 
 using TensorShapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
@@ -298,7 +313,8 @@ void bind_runner(py::module_& m) {
              return std::make_unique<Runner>(config, num_pages, std::move(own));
            }),
            py::arg("config"), py::arg("num_pages"), py::arg("drafter") = py::none())
-      .def("expected_tensors", [](Runner& runner) { return shapes_of(&runner.target().weights()); })
+      .def("expected_tensors",
+           [](Runner& runner) { return shapes_of(runner.target().weights().front()); })
       .def("expected_draft_tensors",
            [](Runner& runner) { return shapes_of(runner.drafter().weights()); })
       .def("load_tensor", &load_tensor<false>, py::arg("name"), py::arg("data"), py::arg("dtype"))
@@ -309,7 +325,7 @@ void bind_runner(py::module_& m) {
           "non_finite_tensors",
           [](Runner& runner) {
             const Weights* draft = runner.drafter().weights();
-            return std::pair{runner.target().weights().non_finite(),
+            return std::pair{non_finite_of(runner.target().weights()),
                              draft == nullptr ? std::vector<std::string>() : draft->non_finite()};
           },
           Nogil())
@@ -410,6 +426,14 @@ PYBIND11_MODULE(_C, m) {
   m.def("why_no_cuda", &openspec::device::why_unusable);
   m.def("fail_check", &openspec::device::fail_check, py::arg("count"));
   m.def("cuda_device_name", &openspec::device::name);
+  m.def("cuda_device_names", &openspec::device::names);
+  m.def(
+      "cuda_peer",
+      [](int device, int other) {
+        const auto peer = openspec::device::peer(device, other);
+        return std::make_pair(peer.has_access, peer.performance_rank);
+      },
+      py::arg("device"), py::arg("other"));
   m.def("cuda_memory", [] {
     const auto memory = openspec::device::memory();
     return std::make_pair(memory.free_bytes, memory.total_bytes);

@@ -129,6 +129,7 @@ struct Description<RunnerConfig> {
       {"max_num_batched_tokens", read_as<&RunnerConfig::max_num_batched_tokens>},
       {"max_num_logits_rows", read_as<&RunnerConfig::max_num_logits_rows>},
       {"num_threads", read_as<&RunnerConfig::num_threads>},
+      {"tensor_parallel_size", read_as<&RunnerConfig::tensor_parallel_size>},
       {"max_draft_tokens", read_as<&RunnerConfig::max_draft_tokens>},
       {"max_grammar_drafts", read_as<&RunnerConfig::max_grammar_drafts>},
       {"draft_depth", read_as<&RunnerConfig::draft_depth>},

@@ -3,7 +3,7 @@
 #include "core/check.h"
 #include "kernels/drafts/kept_rows.h"
 #include "kernels/ops.h"
-#include "model/targets/target.h"
+#include "model/targets/sharded.h"
 #include "runtime/device/device_step.h"
 #include "runtime/step/host_step.h"
 
@@ -14,7 +14,12 @@ namespace {
 const TargetKind& kind_of(const RunnerConfig& config) { return target_kind(config.target.kind); }
 
 TargetSetup setup_of(const RunnerConfig& config) {
-  return {config.target, config.dtype, config.device, config.limits(), config.num_threads};
+  return {.spec = config.target,
+          .dtype = config.dtype,
+          .device = config.device,
+          .limits = config.limits(),
+          .num_threads = config.num_threads,
+          .rank = {.size = config.tensor_parallel_size}};
 }
 
 size_t kv_page_bytes(const RunnerConfig& config, const KvLayerSpec& layer) {
@@ -40,7 +45,8 @@ SequenceLimits limits_of(const RunnerConfig& config, const DrafterNeeds& needs) 
 
 RecordPlan plan_records(const RunnerConfig& config, const DrafterNeeds& needs) {
   OPENSPEC_CHECK_ARG(!needs.state.has_records(), "a drafter keeps its state in pages, not records");
-  return {kind_of(config).state_needs(config.target), limits_of(config, needs)};
+  return {kind_of(config).state_needs(config.target, setup_of(config).rank),
+          limits_of(config, needs)};
 }
 
 }  // namespace
@@ -48,9 +54,10 @@ RecordPlan plan_records(const RunnerConfig& config, const DrafterNeeds& needs) {
 MemoryPlan plan_memory(const RunnerConfig& config) {
   config.validate();
   const DrafterNeeds needs = make_drafter(config)->needs();
+  const TargetSetup whole = setup_of(config), first = setup_of_rank(whole, 0);
   MemoryPlan plan;
-  plan.weight_bytes = kind_of(config).weight_bytes(setup_of(config));
-  plan.scratch_bytes = kind_of(config).scratch_bytes(setup_of(config)) +
+  plan.weight_bytes = kind_of(config).weight_bytes(first);
+  plan.scratch_bytes = kind_of(config).scratch_bytes(first) + exchange_bytes_of_rank(whole) +
                        (config.device == Device::kCuda ? DeviceBuffers::device_bytes(config, needs)
                                                        : HostStep::scratch_bytes(config));
   plan.table_bytes = SequenceTable::table_bytes(config.max_num_seqs, config.max_model_len,
@@ -62,7 +69,8 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
   plan.draft_fixed_bytes =
       needs.fixed_bytes + row_bytes * static_cast<size_t>(config.max_num_batched_tokens + num_kept);
   plan.state_bytes = plan_records(config, needs).bytes();
-  for (const StateNeeds& state : {kind_of(config).state_needs(config.target), needs.state}) {
+  for (const StateNeeds& state :
+       {kind_of(config).state_needs(config.target, first.rank), needs.state}) {
     for (const KvLayerSpec& layer : state.kv_layers) {
       plan.page_bytes += kv_page_bytes(config, layer);
     }
@@ -73,7 +81,7 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
 Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafter> drafter)
     : config_((config.validate(), config)),
       drafter_(drafter ? std::move(drafter) : make_drafter(config)),
-      target_(kind_of(config).make(setup_of(config_))),
+      target_(make_target(setup_of(config_))),
       sequences_(
           limits_of(config_, drafter_->needs()), plan_records(config_, drafter_->needs()),
           num_pages,
@@ -84,8 +92,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
       config_.acceptance == Acceptance::kMatch || drafter_->needs().keeps_logits,
       "acceptance by rejection needs the probabilities of chains of drafts, which this "
       "drafter does not know; accept by match");
-  const auto take_pages = [&](const StateNeeds& needs) {
-    std::vector<KvLayerView> views;
+  const auto take_pages = [&](const StateNeeds& needs, std::vector<KvLayerView> views = {}) {
     for (const KvLayerSpec& layer : needs.kv_layers) {
       kv_buffers_.emplace_back(kv_page_bytes(config_, layer) * static_cast<size_t>(num_pages),
                                memory_of(config_.device));
@@ -94,7 +101,10 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
     }
     return views;
   };
-  kv_layers_ = take_pages(kind_of(config_).state_needs(config_.target));
+  for (int rank = 0; rank < config_.tensor_parallel_size; ++rank) {
+    const TpRank whose{rank, config_.tensor_parallel_size};
+    kv_layers_ = take_pages(kind_of(config_).state_needs(config_.target, whose), kv_layers_);
+  }
   StepContext context{.config = config_,
                       .table = table_,
                       .target = *target_,
@@ -128,7 +138,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
 Runner::~Runner() = default;
 
 void Runner::finish_loading() {
-  target_->weights().finish_loading();
+  for (Weights* weights : target_->weights()) weights->finish_loading();
   if (drafter_->weights() != nullptr) drafter_->weights()->finish_loading();
   backend_->prepare();
 }

@@ -16,7 +16,7 @@
 
 namespace openspec {
 
-/// Bytes a runner takes; pages come on top.
+/// Bytes a runner takes, of several ranks that share its target the first; pages come on top.
 struct MemoryPlan {
   size_t weight_bytes = 0, scratch_bytes = 0, table_bytes = 0, draft_fixed_bytes = 0;
   size_t state_bytes = 0;  // of running states: all slots' records, and snapshots of prefixes
@@ -136,8 +136,8 @@ class Runner {
   std::unique_ptr<TargetModel> target_;
   Sequences sequences_;
   SequenceTable& table_;                // theirs
-  std::vector<Buffer> kv_buffers_;      // by layer: the target's, then the drafter's
-  std::vector<KvLayerView> kv_layers_;  // the target's
+  std::vector<Buffer> kv_buffers_;      // by layer: the target's by rank, then the drafter's
+  std::vector<KvLayerView> kv_layers_;  // the target's, by rank
   StageHook stage_hook_;
   mutable std::mutex stats_mutex_;
   RunnerStats stats_;

@@ -30,6 +30,7 @@ from openspec.settings.spellings import SPECULATIVE_SPELLINGS
 
 EMBEDDED_MODEL = Path(__file__).parent / "models" / "tiny"
 SPECULATIVE_CONFIG = "speculative_config"
+TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +76,17 @@ class EngineConfig:
     page_size: int = number(16, 1, 1024)
     """Tokens of a KV page."""
     kv_cache_memory: int | None = number(None, 1, 1 << 50, is_bytes=True)
-    """Memory for KV pages, such as 2GiB. Default: on cuda what gpu_memory_utilization leaves beside
-    weights and scratch, on cpu up to a quarter of the free memory, at most 1GiB; in either case no
-    more than max_num_seqs sequences of max_model_len tokens can use."""
+    """Memory for KV pages, such as 2GiB, of each rank. Default: on cuda what gpu_memory_utilization
+    leaves beside weights and scratch, on cpu up to a quarter of the free memory, at most 1GiB; in
+    either case no more than max_num_seqs sequences of max_model_len tokens can use."""
     gpu_memory_utilization: float = named(0.9, "SHARE")
     """Share of the GPU's memory that the engine may take, above 0 and up to 1; only on cuda, and
     without effect on KV pages if kv_cache_memory is set."""
     num_threads: int | None = number(None, 1, 1024)
     """CPU threads of the engine. Default: the CPUs that this process may use."""
+    tensor_parallel_size: int = number(1, 1, max(TENSOR_PARALLEL_SIZES))
+    """Ranks that share the model between them, 1, 2, 4 or 8, each with its part of every matrix.
+    The text is that of one. On cpu each rank has threads of its own; cuda takes 1 so far."""
     enable_prefix_caching: bool = True
     """Keep KV pages of finished requests for prompts that begin alike."""
     seed: int | None = number(None, -(1 << 63), (1 << 63) - 1)
@@ -167,6 +171,10 @@ class EngineConfig:
             raise ConfigError(
                 "gpu_memory_utilization must be above 0 and at most 1, got "
                 f"{self.gpu_memory_utilization}"
+            )
+        if self.tensor_parallel_size not in TENSOR_PARALLEL_SIZES:
+            raise ConfigError(
+                f"tensor_parallel_size must be 1, 2, 4 or 8, got {self.tensor_parallel_size}"
             )
         num_rows = self.max_num_batched_tokens
         if num_rows is not None and num_rows < self.min_num_batched_tokens:

@@ -204,7 +204,12 @@ class Subject:
     """A runner with the checkpoint loaded, all layers captured."""
 
     def __init__(
-        self, folder: Path, dtype: str = "float32", num_threads: int = 2, device: str = "cpu"
+        self,
+        folder: Path,
+        dtype: str = "float32",
+        num_threads: int = 2,
+        device: str = "cpu",
+        tensor_parallel_size: int = 1,
     ) -> None:
         config = ModelConfig.from_folder(folder)
         self.num_layers = config.num_layers
@@ -219,6 +224,7 @@ class Subject:
                 max_num_batched_tokens=256,
                 max_num_logits_rows=256,
                 num_threads=num_threads,
+                tensor_parallel_size=tensor_parallel_size,
                 max_draft_tokens=0,
                 max_grammar_drafts=0,
                 draft_depth=0,

@@ -79,7 +79,10 @@ PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
         "engine",
     ),
     "bench": ("errors", "settings", "messages", "drafters", "config"),
-    "tools": ("errors", "settings", "messages", "checkpoint", "drafters", "config", "llm", "bench"),
+    "tools": (
+        *("_C", "errors", "settings", "messages", "checkpoint", "drafters", "config", "engine"),
+        *("llm", "bench"),
+    ),
     "demo": ("bench", "tools"),
     "doctor": ("tools",),
     "convert_drafter": ("tools",),
@@ -139,7 +142,8 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "devices": (),
         "core": (),
         "start_phases": (),
-        "load": ("memory", "devices", "core", "start_phases"),
+        "plan": ("memory", "devices", "start_phases"),
+        "load": ("memory", "devices", "plan", "core", "start_phases"),
         "processes": ("devices", "core", "load", "start_phases"),
     },
     "serve": {

@@ -29,7 +29,7 @@ from openspec.settings.spellings import REMOVED, SPECULATIVE_SPELLINGS, SPELLING
 from openspec.text.pool import NUM_THREADS
 from openspec.tools import doctor
 
-MAX_FLAGS, MAX_GROUPS = 55, 8
+MAX_FLAGS, MAX_GROUPS = 56, 8
 SERVER = group_of("server", ServeConfig)
 
 Parse = Callable[[str, str | None], Mapping[str, object]]
@@ -131,12 +131,11 @@ def test_the_end_of_help_names_what_there_is(
 # ---- What is accepted ---------------------------------------------------------------------------
 
 NEUTRAL: dict[str, list[str | None]] = {
-    "tensor_parallel_size": ["1"],
-    "tp": ["1"],
-    "tp_size": ["1"],
     "pipeline_parallel_size": ["1"],
     "pp": ["1"],
     "pp_size": ["1"],
+    "disable_custom_all_reduce": [None],
+    "distributed_executor_backend": ["mp", "uni"],
     "trust_remote_code": [None],
     "enable_auto_tool_choice": [None],
     "max_logprobs": ["0", "5", "20"],
@@ -149,12 +148,11 @@ NEUTRAL: dict[str, list[str | None]] = {
     "root_path": [""],
 }
 REFUSED: dict[str, tuple[str | None, str]] = {
-    "tensor_parallel_size": ("2", "an engine runs on one device; --replicas N"),
-    "tp": ("2", "an engine runs on one device; --replicas N"),
-    "tp_size": ("2", "an engine runs on one device; --replicas N"),
-    "pipeline_parallel_size": ("2", "an engine runs on one device; --replicas N"),
-    "pp": ("2", "an engine runs on one device; --replicas N"),
-    "pp_size": ("2", "an engine runs on one device; --replicas N"),
+    "pipeline_parallel_size": ("2", "layers are not dealt to devices; --replicas N"),
+    "pp": ("2", "layers are not dealt to devices; --replicas N"),
+    "pp_size": ("2", "layers are not dealt to devices; --replicas N"),
+    "distributed_executor_backend": ("ray", "openspec.serve.ray_app runs replicas"),
+    "enable_expert_parallel": (None, "mixtures of experts are not supported"),
     "max_logprobs": ("21", "may ask for 20 log-probabilities"),
     "kv_cache_dtype": ("fp8", "which --dtype names"),
     "enable_log_requests": (None, "--access-log logs"),
@@ -168,6 +166,8 @@ REFUSED: dict[str, tuple[str | None, str]] = {
     "max_lora_rank": ("8", "LoRA is not supported"),
 }
 SWITCHED_OFF = {
+    "disable_custom_all_reduce": None,
+    "enable_expert_parallel": None,
     "trust_remote_code": None,
     "enforce_eager": None,
     "async_scheduling": None,
@@ -180,6 +180,8 @@ SWITCHED_OFF = {
 }
 """What is said where the switch is off."""
 ALIASES = {
+    "tp": ("2", "tensor_parallel_size", 2),
+    "tp_size": ("2", "tensor_parallel_size", 2),
     "data_parallel_size": ("3", "replicas", 3),
     "dp": ("3", "replicas", 3),
     "dp_size": ("3", "replicas", 3),
@@ -231,9 +233,10 @@ def test_a_value_that_another_engine_calls_otherwise() -> None:
 
 
 def test_flags_with_one_dash() -> None:
-    assert settings_of(["-tp", "1", "-dp=2"])["replicas"] == 2
-    with pytest.raises(ConfigError, match="one device"):
-        settings_of(["-tp", "2"])
+    values = settings_of(["-tp", "4", "-dp=2"])
+    assert (values["tensor_parallel_size"], values["replicas"]) == (4, 2)
+    with pytest.raises(ConfigError, match="not dealt to devices"):
+        settings_of(["-pp", "2"])
 
 
 def test_one_engine_alone_takes_one_replica() -> None:
@@ -248,9 +251,21 @@ def test_one_engine_alone_takes_one_replica() -> None:
 def test_what_has_no_effect_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     settings_of(["--trust-remote-code", "--tensor-parallel-size", "1"])
     config_from_settings({"trust_remote_code": False})
+    settings_of(["--distributed-executor-backend", "mp", "--disable-custom-all-reduce"])
     assert caplog.messages == [
-        "--trust-remote-code has no effect: no code of a checkpoint is ever run"
+        "--trust-remote-code has no effect: no code of a checkpoint is ever run",
+        "--distributed-executor-backend has no effect: ranks of an engine are threads of one "
+        "process",
+        "--disable-custom-all-reduce has no effect: ranks exchange sums in one way, in which their "
+        "number does not change the text",
     ]
+
+
+def test_how_many_ranks_share_a_model(parse: Parse) -> None:
+    for name in ("tensor_parallel_size", "tp", "tp_size"):
+        assert parse(name, "8")["tensor_parallel_size"] == 8
+        for text, said in (("3", "must be 1, 2, 4 or 8, got 3"), ("16", "16"), ("two", "two")):
+            assert said in refused(parse, name, text)
 
 
 def test_revision_follows_the_model_from_another_place() -> None:
@@ -266,7 +281,7 @@ def test_keys_of_a_speculative_config() -> None:
     assert {name for one in SPECULATIVE_SPELLINGS for name in one.names} == set(list(given)[1:])
     config = config_from_settings({"speculative_config": {**given}})
     assert config.draft_model == "org/head@v2"
-    with pytest.raises(ConfigError, match="a drafter runs on one device"):
+    with pytest.raises(ConfigError, match="a drafter is not shared by ranks"):
         config_from_settings({"speculative_config": {"draft_tensor_parallel_size": 2}})
 
 

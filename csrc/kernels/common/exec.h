@@ -15,6 +15,11 @@ inline size_t dtype_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
 enum class Device : uint8_t { kCpu, kCuda };
 
+/// One of the ranks that share a target between them, each with its part of the matrices.
+struct TpRank {
+  int rank = 0, size = 1;
+};
+
 /// Where an op runs. On CUDA every pointer in an op's parameters is device memory unless its
 /// comment says otherwise, ops only enqueue work on `stream`, and `num_rows` and other host values
 /// are upper bounds that a captured graph may keep; what changes from step to step is read on the

@@ -71,7 +71,7 @@ DFlashTensors::DFlashTensors(Weights& weights, const DFlashConfig& c)
       parts.push_back(prefix + "self_attn." + part + "_proj.weight");
     }
   }
-  context = weights.add_linear("", parts, std::vector<int>(parts.size(), c.kv_width()),
+  context = weights.add_linear("", parts, std::vector<Part>(parts.size(), c.kv_width()),
                                c.hidden_size, LinearEpilogue::kNone);
   if (c.markov_rank > 0) {
     markov_in = weights.add_table("markov_head.markov_w1.weight", c.vocab_size, c.markov_rank);

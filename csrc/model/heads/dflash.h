@@ -64,10 +64,9 @@ class DFlash : public DecoderModel<DFlashConfig, DFlashTensors> {
   void forward(const ExecContext& exec, Sight whole, Sight sliding, std::span<const KvLayerView> kv,
                const void* embedding, void* out);
   /// Logits of `count` outputs: out [count, draft_vocab_size] fp32. `head` is the target's.
-  void logits(const ExecContext& exec, const PackedLinear& head, const void* outputs, int count,
-              float* out) {
-    scratch_.linear(exec, config_.has_head ? tensors_.head : head, outputs, out, count,
-                    DType::kF32);
+  void logits(const ExecContext& exec, std::span<const PackedLinear> head, const void* outputs,
+              int count, float* out) {
+    scratch_.logits_of(exec, config_.has_head ? tensors_.head : head, outputs, count, out);
   }
   /// The Markov head: what each token adds to the logits after it.
   TokenPairs markov_pairs() const {

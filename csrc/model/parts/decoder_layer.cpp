@@ -34,6 +34,24 @@ void LayerGeometry::validate() const {
   OPENSPEC_CHECK_ARG(rms_norm_eps > 0.0f, "rms_norm_eps must be positive, got ", rms_norm_eps);
   OPENSPEC_CHECK_ARG(static_cast<int>(inv_freq.size()) == head_dim / 2, "inv_freq has ",
                      inv_freq.size(), " entries, expected ", head_dim / 2);
+  part();
+}
+
+LayerPart LayerGeometry::part() const {
+  const Part q_heads = even_part("query heads", num_q_heads, rank);
+  const Part inputs = split_part("o_proj", hidden_size, num_q_heads * head_dim, rank);
+  OPENSPEC_CHECK_ARG(
+      inputs.first == q_heads.first * head_dim && inputs.count == q_heads.count * head_dim,
+      "tensor_parallel_size ", rank.size, ": the sums of o_proj cannot be parted ",
+      "between heads of ", head_dim, "; choose a smaller one");
+  const Part intermediate = split_part("down_proj", hidden_size, intermediate_size, rank);
+  if (num_kv_heads % rank.size == 0) {
+    return {q_heads, even_part("KV heads", num_kv_heads, rank), intermediate};
+  }
+  OPENSPEC_CHECK_ARG(rank.size % num_kv_heads == 0, "tensor_parallel_size ", rank.size,
+                     " and the model's ", num_kv_heads, " KV heads: one must divide the other; ",
+                     "choose another, or --replicas for more devices");
+  return {q_heads, Part(rank.rank * num_kv_heads / rank.size, 1, num_kv_heads), intermediate};
 }
 
 LayerGeometry geometry_of(const std::vector<LayerSpec>& layers, int hidden_size,
@@ -68,10 +86,11 @@ DecoderLayer add_decoder_layer(Weights& weights, const LayerGeometry& g,
 void add_attention(Weights& weights, const LayerGeometry& g, const std::string& prefix,
                    DecoderLayer& layer) {
   const std::string attention = prefix + "self_attn.";
+  const Part q = g.part().q_heads.of_size(g.head_dim), kv = g.part().kv_heads.of_size(g.head_dim);
   layer.qkv = weights.add_linear(attention, {"q_proj.weight", "k_proj.weight", "v_proj.weight"},
-                                 {g.q_width(), g.kv_width(), g.kv_width()}, g.attention_inputs(),
-                                 LinearEpilogue::kNone, /*may_split=*/false, g.has_qkv_bias);
-  layer.o = weights.add_linear(attention, {"o_proj.weight"}, {g.hidden_size}, g.q_width(),
+                                 {q, kv, kv}, g.attention_inputs(), LinearEpilogue::kNone,
+                                 /*may_split=*/false, g.has_qkv_bias);
+  layer.o = weights.add_linear(attention, {"o_proj.weight"}, {g.hidden_size}, q,
                                LinearEpilogue::kNone, /*may_split=*/true);
   layer.input_norm = weights.add_norm(prefix + "input_layernorm.weight", g.hidden_size);
   if (g.has_qk_norm) {
@@ -83,10 +102,11 @@ void add_attention(Weights& weights, const LayerGeometry& g, const std::string& 
 void add_mlp(Weights& weights, const LayerGeometry& g, const std::string& prefix,
              DecoderLayer& layer) {
   const std::string mlp = prefix + "mlp.";
-  layer.gate_up = weights.add_linear(mlp, {"gate_proj.weight", "up_proj.weight"},
-                                     {g.intermediate_size, g.intermediate_size}, g.hidden_size,
-                                     LinearEpilogue::kSwiGlu);
-  layer.down = weights.add_linear(mlp, {"down_proj.weight"}, {g.hidden_size}, g.intermediate_size,
+  const Part intermediate = g.part().intermediate;
+  layer.gate_up =
+      weights.add_linear(mlp, {"gate_proj.weight", "up_proj.weight"}, {intermediate, intermediate},
+                         g.hidden_size, LinearEpilogue::kSwiGlu);
+  layer.down = weights.add_linear(mlp, {"down_proj.weight"}, {g.hidden_size}, intermediate,
                                   LinearEpilogue::kNone, /*may_split=*/true);
   layer.post_norm = weights.add_norm(prefix + "post_attention_layernorm.weight", g.hidden_size);
 }
@@ -102,10 +122,11 @@ void check_geometry(const LayerGeometry& g, DType dtype, Device device) {
 }
 
 DecoderScratch::DecoderScratch(const LayerGeometry& geometry, DType dtype, Device device,
-                               const ForwardLimits& limits, int num_threads)
+                               const ForwardLimits& limits, int num_threads, Exchange* exchange)
     : geometry_(geometry),
       dtype_(dtype),
       max_tokens_(limits.max_tokens),
+      exchange_(exchange),
       at_(plan(geometry, dtype, device, limits, num_threads)),
       buffer_(at_.total, memory_of(device)) {
 #ifdef OPENSPEC_CUDA
@@ -126,6 +147,7 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
                                             const ForwardLimits& limits, int num_threads) {
   Places at{};
   AreaPlan areas;
+  const LayerPart part = g.part();
   const int most_rows = std::max(limits.max_rows, limits.max_logits_rows);
   const auto take_rows = [&](int width, size_t bytes) {
     return areas.take(limits.max_rows, static_cast<size_t>(width) * bytes);
@@ -138,7 +160,7 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
   at.q = take_rows(g.q_width(), dtype_bytes(dtype));
   at.attended = take_rows(g.q_width(), dtype_bytes(dtype));
   at.delta = take_rows(g.hidden_size, dtype_bytes(dtype));
-  at.activated = take_rows(g.intermediate_size, dtype_bytes(dtype));
+  at.activated = take_rows(part.intermediate.count, dtype_bytes(dtype));
   at.cos_sin = take_rows(g.head_dim, sizeof(float));
   at.taps = take_rows(limits.max_taps, dtype_bytes(dtype));
 #ifdef OPENSPEC_CUDA
@@ -152,20 +174,22 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
                              static_cast<size_t>(g.hidden_size) * sizeof(float));
     at.attention =
         areas.take(1, span_attention_workspace_bytes_cuda(limits.max_rows, limits.max_spans,
-                                                          g.num_q_heads, limits.max_tokens));
+                                                          part.q_heads.count, limits.max_tokens));
     at.total = areas.bytes;
     return at;
   }
 #endif
   size_t linear_bytes = 0;
-  for (const int inputs :
-       {g.attention_inputs(), g.hidden_size, g.q_width(), g.intermediate_size, limits.max_inputs}) {
-    linear_bytes = std::max(linear_bytes, linear_workspace_bytes_cpu(most_rows, inputs, dtype,
-                                                                     linear_layout_cpu(inputs)));
+  for (const Part& inputs :
+       {Part(g.attention_inputs()), Part(g.hidden_size), part.q_heads.of_size(g.head_dim),
+        part.intermediate, Part(limits.max_inputs)}) {
+    linear_bytes =
+        std::max(linear_bytes, linear_workspace_bytes_cpu(most_rows, inputs.count, dtype,
+                                                          linear_layout_cpu(inputs.whole)));
   }
   at.linear = areas.take(1, linear_bytes);
   at.attention = areas.take(
-      1, span_attention_workspace_bytes_cpu(num_threads, g.num_q_heads, limits.max_tokens));
+      1, span_attention_workspace_bytes_cpu(num_threads, part.q_heads.count, limits.max_tokens));
   at.total = areas.bytes;
   return at;
 }
@@ -182,19 +206,39 @@ void DecoderScratch::linear(const ExecContext& exec, const PackedLinear& weight,
                      .partials = partials});
 }
 
-void DecoderScratch::logits(const ExecContext& exec, const PackedLinear& head, const int32_t* row,
-                            int count, float* out) {
+void DecoderScratch::logits_of(const ExecContext& exec, std::span<const PackedLinear> head,
+                               const void* x, int num_rows, float* out) {
+  for (const PackedLinear& shard : head) {
+    ops::linear(exec, {.weight = shard,
+                       .x = x,
+                       .out = out + shard.shard.first_output,
+                       .out_stride = shard.whole_outputs(),
+                       .num_rows = num_rows,
+                       .dtype = dtype_,
+                       .out_dtype = DType::kF32,
+                       .workspace = reinterpret_cast<float*>(buffer_.at(at_.linear))});
+  }
+}
+
+void DecoderScratch::logits(const ExecContext& exec, std::span<const PackedLinear> head,
+                            const int32_t* row, int count, float* out) {
   const void* in = normed();
   if (row != nullptr) {
     const int64_t width = int64_t{geometry_.hidden_size} * dtype_bytes(dtype_);
     ops::copy_rows(exec, row, in, residual(), count, width);
     in = residual();
   }
-  linear(exec, head, in, out, count, DType::kF32);
+  logits_of(exec, head, in, count, out);
 }
 
 Delta DecoderScratch::delta(const ExecContext& exec, const PackedLinear& weight, const void* x,
                             int num_rows) {
+  if (!weight.has_all_inputs()) {
+    float* sums = exchange_->begin();
+    linear(exec, weight, x, nullptr, num_rows, dtype_, sums);
+    return {.partials = sums, .num_partials = weight.num_splits, .is_exchanged = true};
+  }
+  // On the CPU the sums of a whole matrix meet in registers.
   const bool is_apart =
       exec.device == Device::kCuda && weight.num_splits > 1 && num_rows <= kMaxPartialRows;
   void* out = buffer_.at(at_.delta);
@@ -215,7 +259,7 @@ DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const
                 .out = at(places.attended),
                 .kv = kv,
                 .page_table = page_table,
-                .num_q_heads = g.num_q_heads,
+                .num_q_heads = g.part().q_heads.count,
                 .scale = 1.0f / std::sqrt(static_cast<float>(g.head_dim)),
                 .dtype = scratch_.dtype_,
                 .workspace = at<float>(places.attention),
@@ -253,6 +297,7 @@ void DecoderPass::see(const Sight& sight) {
 
 void DecoderPass::norm(void* residual, const float* weight, void* out, int64_t out_stride) {
   const LayerGeometry& g = scratch_.geometry_;
+  if (due_.is_exchanged) scratch_.exchange_->await();
   ops::rms_norm(exec_, {.residual = residual,
                         .delta = due_.rows,
                         .delta_partials = due_.partials,
@@ -286,7 +331,7 @@ void DecoderPass::append(const DecoderLayer& layer, const void* x, const KvLayer
                            .k_norm = layer.k_norm,
                            .q = at(places.q),
                            .kv = kv,
-                           .num_q_heads = g.num_q_heads,
+                           .num_q_heads = attention_.num_q_heads,
                            .eps = g.rms_norm_eps,
                            .dtype = scratch_.dtype_});
 }

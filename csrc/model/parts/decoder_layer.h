@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "kernels/common/exec.h"
 #include "kernels/linear/packed_linear.h"
+#include "model/parts/exchange.h"
 #include "model/parts/forward_limits.h"
 #include "model/parts/layer_spec.h"
 #include "model/weights/buffer.h"
@@ -13,16 +15,25 @@
 
 namespace openspec {
 
+/// What a rank has of a layer. Ranks have a KV head in common where there are fewer than ranks.
+struct LayerPart {
+  Part q_heads, kv_heads, intermediate;
+};
+
 /// What a decoder layer of targets and heads is made of: pre-norm attention over paged KV,
 /// then a SwiGLU MLP, both added to a residual stream.
 struct LayerGeometry : AttentionSpec, DenseMlpSpec {
   int hidden_size = 0;
   int num_inputs = 1;  // states side by side that attention reads
   float rms_norm_eps = 1e-6f;
+  TpRank rank;  // whose part of the layers is here
 
   int attention_inputs() const { return num_inputs * hidden_size; }
-  int q_width() const { return num_q_heads * head_dim; }
-  int kv_width() const { return num_kv_heads * head_dim; }
+  /// Throws ArgumentError with the reason where ranks cannot share a layer.
+  LayerPart part() const;
+  // Of the rank's part.
+  int q_width() const { return part().q_heads.count * head_dim; }
+  int kv_width() const { return part().kv_heads.count * head_dim; }
   int qkv_width() const { return q_width() + 2 * kv_width(); }
   /// Throws ArgumentError naming the field that cannot be.
   void validate() const;
@@ -67,13 +78,15 @@ struct Delta {
   const void* rows = nullptr;
   const float* partials = nullptr;
   int num_partials = 0;
+  bool is_exchanged = false;  // some of them come from other ranks
 };
 
 /// Memory of passes through layers of one geometry, and of what a model does around them.
 class DecoderScratch {
  public:
+  /// `exchange`: of a rank among others.
   DecoderScratch(const LayerGeometry& geometry, DType dtype, Device device,
-                 const ForwardLimits& limits, int num_threads);
+                 const ForwardLimits& limits, int num_threads, Exchange* exchange = nullptr);
   static size_t bytes(const LayerGeometry& geometry, DType dtype, Device device,
                       const ForwardLimits& limits, int num_threads);
 
@@ -86,10 +99,13 @@ class DecoderScratch {
   /// out [num_rows, outputs] = x W^T, or `partials` where they are given; outside of a pass too.
   void linear(const ExecContext& exec, const PackedLinear& weight, const void* x, void* out,
               int num_rows, DType out_dtype, float* partials = nullptr);
+  /// out [num_rows, outputs of the whole] fp32 = x W^T: of each shard of a head its columns.
+  void logits_of(const ExecContext& exec, std::span<const PackedLinear> head, const void* x,
+                 int num_rows, float* out);
   /// Logits of rows of `normed`: out [count, outputs] fp32; row [count] lies on the device, of -1
   /// comes anything; null: the first rows. The residual stream is gone then.
-  void logits(const ExecContext& exec, const PackedLinear& head, const int32_t* row, int count,
-              float* out);
+  void logits(const ExecContext& exec, std::span<const PackedLinear> head, const int32_t* row,
+              int count, float* out);
 
  private:
   friend class DecoderPass;
@@ -106,6 +122,7 @@ class DecoderScratch {
   LayerGeometry geometry_;
   DType dtype_;
   int max_tokens_;
+  Exchange* exchange_;
   Places at_;
   Buffer buffer_;
 };

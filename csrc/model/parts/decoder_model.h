@@ -17,16 +17,16 @@ class DecoderModel {
  public:
   using Geometry = Config;
 
-  /// `num_threads`: of the CPU ops.
+  /// `num_threads`: of the CPU ops; `exchange`: of a rank among others.
   DecoderModel(const Config& config, DType dtype, Device device, const ForwardLimits& limits,
-               int num_threads)
+               int num_threads, Exchange* exchange = nullptr)
       : config_((config.validate(), check_geometry(config, dtype, device), config)),
         dtype_(dtype),
         limits_(config.pass_limits(limits)),
         weights_(device, weight_bytes(config, device)),
         tensors_(weights_, config_),
         inv_freq_(copy_for(device, config.inv_freq)),
-        scratch_(config_, dtype, device, limits_, num_threads) {}
+        scratch_(config_, dtype, device, limits_, num_threads, exchange) {}
 
   Weights& weights() { return weights_; }
   const Tensors& tensors() const { return tensors_; }

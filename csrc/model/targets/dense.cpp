@@ -15,7 +15,7 @@ namespace {
 
 /// Geometry of a target whose layers are alike and see all of the context.
 struct DenseConfig : LayerGeometry {
-  explicit DenseConfig(const TargetSpec& spec)
+  explicit DenseConfig(const TargetSpec& spec, TpRank whose = {})
       : LayerGeometry(geometry_of(spec.layers, spec.hidden_size, spec.rms_norm_eps)),
         num_layers(spec.num_layers()),
         vocab_size(spec.vocab_size),
@@ -24,9 +24,13 @@ struct DenseConfig : LayerGeometry {
       OPENSPEC_CHECK_ARG(std::get<AttentionSpec>(layer.mixer).window == 0,
                          "targets whose layers slide are not supported");
     }
-    validate();
     check_size("vocab_size", vocab_size);
+    rank = whose;
+    validate();
+    vocabulary();
   }
+  /// The rank's columns of the logits.
+  Part vocabulary() const { return unit_part("tokens", vocab_size, rank); }
   ForwardLimits pass_limits(const ForwardLimits& limits) const { return limits; }
 
   int num_layers;
@@ -40,8 +44,8 @@ struct DenseTensors {
       layers.push_back(add_decoder_layer(weights, c, "model.layers." + std::to_string(i) + "."));
     }
     final_norm = weights.add_norm("model.norm.weight", c.hidden_size);
-    shared.head = weights.add_linear("", {"lm_head.weight"}, {c.vocab_size}, c.hidden_size,
-                                     LinearEpilogue::kNone);
+    shared.head.push_back(weights.add_linear("", {"lm_head.weight"}, {c.vocabulary()},
+                                             c.hidden_size, LinearEpilogue::kNone));
     shared.embedding = weights.add_table("model.embed_tokens.weight", c.vocab_size, c.hidden_size);
     if (c.tie_word_embeddings) weights.tie("lm_head.weight", "model.embed_tokens.weight");
   }
@@ -54,18 +58,27 @@ struct DenseTensors {
 class DenseTarget final : public TargetModel, DecoderModel<DenseConfig, DenseTensors> {
  public:
   explicit DenseTarget(const TargetSetup& setup)
-      : DecoderModel(DenseConfig(setup.spec), setup.dtype, setup.device, setup.limits,
-                     setup.num_threads) {}
+      : DecoderModel(DenseConfig(setup.spec, setup.rank), setup.dtype, setup.device, setup.limits,
+                     setup.num_threads, setup.exchange) {}
 
   static size_t weight_bytes_of(const TargetSetup& setup) {
-    return weight_bytes(DenseConfig(setup.spec), setup.device);
+    return weight_bytes(DenseConfig(setup.spec, setup.rank), setup.device);
   }
   static size_t scratch_bytes_of(const TargetSetup& setup) {
-    return scratch_bytes(DenseConfig(setup.spec), setup.dtype, setup.device, setup.limits,
-                         setup.num_threads);
+    return scratch_bytes(DenseConfig(setup.spec, setup.rank), setup.dtype, setup.device,
+                         setup.limits, setup.num_threads);
+  }
+  static size_t exchange_bytes_of(const TargetSetup& setup) {
+    const DenseConfig c(setup.spec, setup.rank);
+    const LayerPart part = c.part();
+    const int num_splits =
+        std::max(linear_num_splits(c.hidden_size, part.q_heads.whole * c.head_dim),
+                 linear_num_splits(c.hidden_size, part.intermediate.whole));
+    return static_cast<size_t>(num_splits) * static_cast<size_t>(setup.limits.max_rows) *
+           static_cast<size_t>(c.hidden_size) * sizeof(float);
   }
 
-  Weights& weights() override { return weights_; }
+  std::vector<Weights*> weights() override { return {&weights_}; }
   SharedTensors shared() const override { return tensors_.shared; }
   void forward(const ExecContext& exec, const RowBatch& rows, const TargetMemory& memory,
                const std::vector<int>& capture_layers, void* captured) override;
@@ -120,17 +133,19 @@ void DenseTarget::logits(const ExecContext& exec, const int32_t* row, int count,
 }
 
 const TargetRegistration registration(
-    "dense", {.make = [](const TargetSetup& setup) -> std::unique_ptr<TargetModel> {
-                return std::make_unique<DenseTarget>(setup);
-              },
-              .weight_bytes = &DenseTarget::weight_bytes_of,
-              .scratch_bytes = &DenseTarget::scratch_bytes_of,
-              .state_needs =
-                  [](const TargetSpec& spec) {
-                    const DenseConfig config(spec);
-                    return StateNeeds{
-                        .kv_layers = {spec.layers.size(), {config.num_kv_heads, config.head_dim}}};
-                  }});
+    "dense",
+    {.make = [](const TargetSetup& setup) -> std::unique_ptr<TargetModel> {
+       return std::make_unique<DenseTarget>(setup);
+     },
+     .weight_bytes = &DenseTarget::weight_bytes_of,
+     .scratch_bytes = &DenseTarget::scratch_bytes_of,
+     .state_needs =
+         [](const TargetSpec& spec, TpRank rank) {
+           const DenseConfig config(spec, rank);
+           return StateNeeds{
+               .kv_layers = {spec.layers.size(), {config.part().kv_heads.count, config.head_dim}}};
+         },
+     .exchange_bytes = &DenseTarget::exchange_bytes_of});
 
 }  // namespace
 

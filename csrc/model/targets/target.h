@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -9,7 +10,8 @@
 #include "kernels/common/exec.h"
 #include "kernels/common/records.h"
 #include "kernels/common/rows.h"
-#include "model/parts/decoder_layer.h"
+#include "model/parts/exchange.h"
+#include "model/parts/forward_limits.h"
 #include "model/targets/state_needs.h"
 #include "model/targets/target_spec.h"
 #include "model/weights/weights.h"
@@ -19,22 +21,24 @@ namespace openspec {
 /// What heads may share with their target.
 struct SharedTensors {
   const void* embedding = nullptr;  // [vocab_size, hidden_size] bf16
-  PackedLinear head;                // hidden states, normed, to logits
+  std::vector<PackedLinear> head;   // hidden states, normed, to logits: the whole in shards
 };
 
-/// What a target is built from; `spec` is the caller's.
+/// What a target is built from, or one rank of it; `spec` is the caller's.
 struct TargetSetup {
   const TargetSpec& spec;
   DType dtype = DType::kF32;
   Device device = Device::kCpu;
   ForwardLimits limits;
   int num_threads = 1;  // of the CPU ops
+  TpRank rank = {};
+  Exchange* exchange = nullptr;  // between ranks
 };
 
 /// Where the sequences of a forward pass keep what the target declared.
 struct TargetMemory {
   PageTableView page_table;
-  const std::vector<KvLayerView>& kv;  // by layer of StateNeeds::kv_layers
+  std::span<const KvLayerView> kv;  // by layer of StateNeeds::kv_layers
   RecordView records;
 };
 
@@ -42,7 +46,8 @@ struct TargetMemory {
 class TargetModel {
  public:
   virtual ~TargetModel() = default;
-  virtual Weights& weights() = 0;
+  /// Of each rank; all of them are given every tensor of the checkpoint.
+  virtual std::vector<Weights*> weights() = 0;
   virtual SharedTensors shared() const = 0;
 
   /// Runs all layers over `rows`, which leave their KV and records in `memory`. Afterwards `logits`
@@ -57,13 +62,17 @@ class TargetModel {
   virtual void logits(const ExecContext& exec, const int32_t* row, int count, float* out) = 0;
 };
 
-/// A kind of target: how to make one, and what it takes, known before anything is allocated.
+/// A kind of target: how to make a rank of one, and what it takes, known before anything is
+/// allocated.
 struct TargetKind {
   std::unique_ptr<TargetModel> (*make)(const TargetSetup& setup) = nullptr;
   size_t (*weight_bytes)(const TargetSetup& setup) = nullptr;
   size_t (*scratch_bytes)(const TargetSetup& setup) = nullptr;
-  /// Throws ArgumentError naming what of the description it does not compute.
-  StateNeeds (*state_needs)(const TargetSpec& spec) = nullptr;
+  /// Throws ArgumentError naming what of the description it does not compute, or why it cannot be
+  /// shared by so many ranks.
+  StateNeeds (*state_needs)(const TargetSpec& spec, TpRank rank) = nullptr;
+  /// Of the sums of one round of its Exchange; null: the kind is not shared by ranks.
+  size_t (*exchange_bytes)(const TargetSetup& setup) = nullptr;
 };
 
 /// Makes a kind known under a name; its source file holds one of these at namespace scope.

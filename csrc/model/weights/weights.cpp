@@ -7,6 +7,7 @@
 #include "core/check.h"
 #include "kernels/common/device.h"
 #include "kernels/linear/linear.h"
+#include "kernels/linear/splits.h"
 
 namespace openspec {
 
@@ -15,6 +16,7 @@ namespace {
 constexpr DType kMatrixType = DType::kBF16;
 constexpr MatrixFormat kTableFormat = MatrixFormat::kBF16;
 constexpr size_t kStagingBytes = size_t{64} << 20;
+constexpr int kRowsAtOnce = 256;  // whose inputs are cut
 
 int64_t num_elements(const std::vector<int64_t>& shape) {
   int64_t count = 1;
@@ -57,6 +59,27 @@ void Weights::put(void* to, const void* from, size_t bytes) {
 
 void Weights::pack(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
                    void* packed) {
+  if (shape.has_all_inputs()) {
+    pack_rows(shape, rows, first_output, num_rows, packed);
+    return;
+  }
+  const auto width = static_cast<size_t>(shape.num_inputs) * dtype_bytes(kMatrixType);
+  const auto stride = static_cast<size_t>(shape.whole_inputs()) * dtype_bytes(kMatrixType);
+  const auto* from = static_cast<const std::byte*>(rows) +
+                     static_cast<size_t>(shape.shard.first_input) * dtype_bytes(kMatrixType);
+  std::vector<std::byte> cut(kRowsAtOnce * width);
+  for (int row = 0; row < num_rows; row += kRowsAtOnce) {
+    const int count = std::min(kRowsAtOnce, num_rows - row);
+    for (int i = 0; i < count; ++i) {
+      std::memcpy(&cut[static_cast<size_t>(i) * width],
+                  from + static_cast<size_t>(row + i) * stride, width);
+    }
+    pack_rows(shape, cut.data(), first_output + row, count, packed);
+  }
+}
+
+void Weights::pack_rows(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
+                        void* packed) {
   if (device_ != Device::kCuda) {
     linear_pack_cpu(shape, rows, first_output, num_rows, packed);
     return;
@@ -76,63 +99,73 @@ void Weights::pack(const PackedLinear& shape, const void* rows, int first_output
 #endif
 }
 
-PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<std::string>& parts,
-                                 const std::vector<int>& outputs, int inputs,
+PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<std::string>& names,
+                                 const std::vector<Part>& outputs, Part inputs,
                                  LinearEpilogue epilogue, bool may_split, bool has_bias) {
   PackedLinear linear;
   size_t bytes = 0;
-  for (int count : outputs) linear.num_outputs += count;
-  linear.num_inputs = inputs;
-  linear.epilogue = epilogue;
-  if (may_split) {
-    linear.num_splits = linear_num_splits(linear.whole_outputs(), linear.whole_inputs());
+  for (const Part& part : outputs) {
+    linear.num_outputs += part.count;
+    linear.shard.first_output += part.first;
+    linear.shard.whole_outputs += part.whole;
   }
+  linear.num_inputs = inputs.count;
+  linear.shard.first_input = inputs.first;
+  linear.shard.whole_inputs = inputs.whole;
+  linear.epilogue = epilogue;
+  if (may_split) linear.num_splits = linear_num_splits(linear.whole_outputs(), inputs.whole);
   if (device_ == Device::kCuda) {
-    OPENSPEC_CHECK_ARG(linear.num_outputs % 16 == 0 && inputs % 16 == 0, prefix, parts.front(),
-                       ": a matrix of ", linear.num_outputs, " x ", inputs,
+    OPENSPEC_CHECK_ARG(linear.num_outputs % 16 == 0 && inputs.count % 16 == 0, prefix,
+                       names.front(), ": a matrix of ", linear.num_outputs, " x ", inputs.count,
                        " cannot run on CUDA, sizes must be multiples of 16; use --device cpu");
     linear.layout = LinearLayout::kTiles;
-    bytes = format_bytes(linear.format, linear.num_outputs, inputs);
+    bytes = format_bytes(linear.format, linear.num_outputs, inputs.count);
   } else {
-    linear.layout = linear_layout_cpu(linear.whole_inputs());
-    bytes = linear_packed_bytes_cpu(linear.num_outputs, inputs, epilogue);
+    linear.layout = linear_layout_cpu(inputs.whole);
+    bytes = linear_packed_bytes_cpu(linear.num_outputs, inputs.count, epilogue);
   }
-  std::string names;
-  for (const std::string& part : parts) names += (names.empty() ? "" : ", ") + prefix + part;
-  void* packed = take_numbers(names, bytes, kMatrixType);
+  std::string all_names;
+  for (const std::string& name : names) {
+    all_names += (all_names.empty() ? "" : ", ") + prefix + name;
+  }
+  void* packed = take_numbers(all_names, bytes, kMatrixType);
   linear.data = packed;
   float* bias = nullptr;
   if (has_bias) {
     const size_t bias_bytes = static_cast<size_t>(linear.num_outputs) * sizeof(float);
-    bias = static_cast<float*>(take_numbers("biases of " + names, bias_bytes, DType::kF32));
+    bias = static_cast<float*>(take_numbers("biases of " + all_names, bias_bytes, DType::kF32));
     linear.bias = bias;
   }
   int first = 0;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const int count = outputs[i];
-    Destination& destination = destinations_[prefix + parts[i]];
-    destination.shape = {count, inputs};
-    destination.stores.push_back(
-        [this, linear, packed, first, count](const void* data, DType source) {
-          OPENSPEC_CHECK(source == kMatrixType, "matrices are packed from bf16");
-          pack(linear, data, first, count, packed);
-        });
+  for (size_t i = 0; i < names.size(); ++i) {
+    const Part part = outputs[i];
+    Destination& destination = destinations_[prefix + names[i]];
+    destination.shape = {part.whole, inputs.whole};
+    destination.stores.push_back([this, linear, packed, first, part](const void* data,
+                                                                     DType source) {
+      OPENSPEC_CHECK(source == kMatrixType, "matrices are packed from bf16");
+      const auto row_bytes = static_cast<size_t>(linear.whole_inputs()) * dtype_bytes(kMatrixType);
+      const auto* rows =
+          static_cast<const std::byte*>(data) + static_cast<size_t>(part.first) * row_bytes;
+      pack(linear, rows, first, part.count, packed);
+    });
     if (has_bias) {
-      const std::string stem = parts[i].substr(0, parts[i].rfind(".weight"));
-      store_values(prefix + stem + ".bias", {count}, bias == nullptr ? nullptr : bias + first);
+      const std::string stem = names[i].substr(0, names[i].rfind(".weight"));
+      store_values(prefix + stem + ".bias", {part.whole}, part,
+                   bias == nullptr ? nullptr : bias + first);
     }
-    first += count;
+    first += part.count;
   }
   return linear;
 }
 
-void Weights::store_values(const std::string& name, const std::vector<int64_t>& shape, float* to) {
-  const int64_t count = num_elements(shape);
-  destinations_[name] = {shape, {[this, to, count](const void* data, DType source) {
-                           const std::vector<float> values =
-                               to_floats(data, source, static_cast<size_t>(count));
-                           put(to, values.data(), values.size() * sizeof(float));
-                         }}};
+void Weights::store_values(const std::string& name, const std::vector<int64_t>& shape, Part part,
+                           float* to) {
+  destinations_[name] = {
+      shape, {[this, to, part](const void* data, DType source) {
+        const std::vector<float> values = to_floats(data, source, static_cast<size_t>(part.whole));
+        put(to, values.data() + part.first, static_cast<size_t>(part.count) * sizeof(float));
+      }}};
 }
 
 const float* Weights::add_norm(const std::string& name, int width) {
@@ -140,9 +173,10 @@ const float* Weights::add_norm(const std::string& name, int width) {
 }
 
 const float* Weights::add_values(const std::string& name, const std::vector<int64_t>& shape) {
-  const size_t bytes = static_cast<size_t>(num_elements(shape)) * sizeof(float);
-  auto* values = static_cast<float*>(take_numbers(name, bytes, DType::kF32));
-  store_values(name, shape, values);
+  const auto count = static_cast<int>(num_elements(shape));
+  auto* values = static_cast<float*>(
+      take_numbers(name, static_cast<size_t>(count) * sizeof(float), DType::kF32));
+  store_values(name, shape, count, values);
   return values;
 }
 

@@ -12,6 +12,7 @@
 #include "kernels/common/finite.h"
 #include "kernels/linear/packed_linear.h"
 #include "model/weights/buffer.h"
+#include "model/weights/part.h"
 
 namespace openspec {
 
@@ -36,12 +37,13 @@ class Weights {
     return counted.num_taken_;
   }
 
-  /// A matrix of several checkpoint tensors, one below the other (gate, then up for SwiGLU). A
-  /// tensor may be part of several matrices.
+  /// A matrix of several checkpoint tensors, one below the other (gate, then up for SwiGLU), of
+  /// each of which the outputs and inputs are here that are given. A tensor may be part of several
+  /// matrices.
   /// `may_split`: its sum is of splits, which may be left for the next op to add. `has_bias`: of
-  /// each part there is a bias too, "x.bias" beside "x.weight".
-  PackedLinear add_linear(const std::string& prefix, const std::vector<std::string>& parts,
-                          const std::vector<int>& outputs, int inputs, LinearEpilogue epilogue,
+  /// each tensor there is a bias too, "x.bias" beside "x.weight".
+  PackedLinear add_linear(const std::string& prefix, const std::vector<std::string>& names,
+                          const std::vector<Part>& outputs, Part inputs, LinearEpilogue epilogue,
                           bool may_split = false, bool has_bias = false);
   /// [width] fp32.
   const float* add_norm(const std::string& name, int width);
@@ -60,7 +62,7 @@ class Weights {
   /// The tensor `from` serves as `name` too, which the checkpoint then need not hold.
   void tie(const std::string& name, const std::string& from);
 
-  /// Every tensor of the checkpoint, each to be given once to `load`.
+  /// Every tensor of the checkpoint, whole, each to be given once to `load`.
   std::vector<TensorSpec> expected_tensors() const;
   /// Takes `data` (row-major, `dtype`, `bytes` long); the source may go away afterwards.
   void load(const std::string& name, const void* data, size_t bytes, DType dtype);
@@ -83,14 +85,19 @@ class Weights {
     bool loaded = false;
   };
 
-  /// The checkpoint's tensor `name` goes to `to`, as fp32.
-  void store_values(const std::string& name, const std::vector<int64_t>& shape, float* to);
+  /// The checkpoint's tensor `name` goes to `to`, as fp32: of its values those of `part`.
+  void store_values(const std::string& name, const std::vector<int64_t>& shape, Part part,
+                    float* to);
   void* take(size_t bytes);
   /// Room for numbers that `non_finite` looks at.
   void* take_numbers(const std::string& name, size_t bytes, DType dtype);
   void put(void* to, const void* from, size_t bytes);
+  /// `rows` [num_rows, whole_inputs] bf16 become rows from `first_output` on of what is here.
   void pack(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
             void* packed);
+  /// As `pack`, with rows [num_rows, num_inputs].
+  void pack_rows(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
+                 void* packed);
 
   Device device_;
   Buffer buffer_;

@@ -9,7 +9,13 @@
 namespace openspec {
 
 void RunnerConfig::validate() const {
-  target_kind(target.kind).state_needs(target);
+  const TargetKind& kind = target_kind(target.kind);
+  const int num_ranks = tensor_parallel_size;
+  OPENSPEC_CHECK_ARG(num_ranks == 1 || num_ranks == 2 || num_ranks == 4 || num_ranks == 8,
+                     "tensor_parallel_size must be 1, 2, 4 or 8, got ", num_ranks);
+  OPENSPEC_CHECK_ARG(num_ranks == 1 || kind.exchange_bytes != nullptr, "targets of the kind ",
+                     target.kind, " run on one device: leave tensor_parallel_size at 1");
+  for (int rank = 0; rank < num_ranks; ++rank) kind.state_needs(target, {rank, num_ranks});
   const auto positive = [](const char* name, int value) {
     OPENSPEC_CHECK_ARG(value > 0, name, " must be positive, got ", value);
   };

@@ -34,7 +34,8 @@ struct RunnerConfig {
   int max_num_batched_tokens = 1;  // rows of a step
   int max_num_logits_rows = 64;    // rows of logits at a time
   int num_threads = 1;
-  int max_draft_tokens = 0;  // drafts of a sequence and step
+  int tensor_parallel_size = 1;  // ranks that share the target
+  int max_draft_tokens = 0;      // drafts of a sequence and step
   // Those that a grammar alone makes, where there is no drafter; with one, they share its room.
   int max_grammar_drafts = 0;
   int draft_depth = 0;  // of these, one after another; 0: all, as in a chain

@@ -22,7 +22,7 @@ struct StepContext {
   SequenceTable& table;
   TargetModel& target;
   Drafter& drafter;
-  const std::vector<KvLayerView>& kv_layers;  // the target's
+  const std::vector<KvLayerView>& kv_layers;  // the target's, by rank
   RecordView records;                         // the target's
   std::function<void(const char* stage)> enter;
   std::function<void(const std::exception&)> report_drafter_failure;

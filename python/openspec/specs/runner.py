@@ -27,6 +27,8 @@ class RunnerConfig:
     max_num_logits_rows: int
     """Rows of logits at a time."""
     num_threads: int
+    tensor_parallel_size: int = 1
+    """Ranks that share the target, each with its part of every matrix."""
     max_draft_tokens: int = 0
     """Drafts of a sequence and step, at most."""
     max_grammar_drafts: int = 0

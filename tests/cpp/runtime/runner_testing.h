@@ -99,7 +99,7 @@ inline void load_random_weights(Weights& weights, uint32_t seed) {
 }
 
 inline void load_random_weights(Runner& runner) {
-  load_random_weights(runner.target().weights(), 11);
+  for (Weights* weights : runner.target().weights()) load_random_weights(*weights, 11);
   if (runner.drafter().weights() != nullptr) load_random_weights(*runner.drafter().weights(), 12);
   runner.finish_loading();
 }

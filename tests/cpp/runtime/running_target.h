@@ -31,13 +31,13 @@ class RunningTarget final : public TargetModel {
   static size_t state_bytes(const TargetSetup& setup) {
     return static_cast<size_t>(setup.limits.max_rows) * needs(setup.spec).record_bytes;
   }
-  static StateNeeds needs(const TargetSpec& spec) {
+  static StateNeeds needs(const TargetSpec& spec, TpRank = {}) {
     return {.kv_layers = {},
             .record_bytes = static_cast<size_t>(spec.num_layers()) * kStateWords * sizeof(uint32_t),
             .num_read = kStateReads};
   }
 
-  Weights& weights() override { return weights_; }
+  std::vector<Weights*> weights() override { return {&weights_}; }
   SharedTensors shared() const override { return {}; }
   void forward(const ExecContext& exec, const RowBatch& rows, const TargetMemory& memory,
                const std::vector<int>&, void*) override {

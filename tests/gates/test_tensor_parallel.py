@@ -1,0 +1,267 @@
+"""A target that ranks share writes the text of one rank, and has its logits bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bench.random_target import PUBLISHED, write_random_target
+
+from openspec.config import EMBEDDED_MODEL
+from openspec.drafters import available_drafters
+from openspec.errors import ConfigError
+from openspec.messages import SamplingParams
+from tests.gates import harness
+from tests.gates.conftest import PYTHON_DRAFTERS, SELECTORS, VARIANTS, Reference, drafter_settings
+from tests.gates.grammars import KINDS, grammar_core, grammar_jobs, plain
+from tests.gates.harness import Job, kv_memory, make_core, run, texts
+from tests.gates.pairs import EMBEDDED
+from tests.gates.test_faults import STAGES, Fault
+from tests.gates.test_logits import Subject, assert_same_bits
+from tests.gates.workload import jobs
+from tests.heads.formats import Block, Sizes, dflash_zlab, eagle3_deepspec, markov_tensors
+from tests.heads.seeded import drawn, write
+from tests.heads.untrained import GAINS, ONES
+
+FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+"""Removed when the process ends."""
+SIZES = Sizes(
+    hidden=128,
+    mlp=300,  # splits of one and of two units, the last one not whole
+    q_heads=8,
+    kv_heads=2,
+    head_dim=32,
+    vocab=4100,  # ranks' columns of the logits are not alike
+    draft_vocab=4100,
+    target_layers=3,
+)
+"""A target that eight ranks can share."""
+
+FULL = pytest.mark.full
+FEW_DRAFTERS = ("ngram", "eagle3 tree")
+"""A commit runs all in `test_crowded`, and these in the other gates."""
+EACH_DRAFTER = [
+    name if name in FEW_DRAFTERS else pytest.param(name, marks=FULL)
+    for name in (*available_drafters(), *VARIANTS, *PYTHON_DRAFTERS)
+]
+
+
+@pytest.fixture(autouse=True)
+def on_the_host() -> None:
+    if harness.DEVICE != "cpu":
+        pytest.skip("on CUDA an engine has one rank")
+
+
+def new_folder() -> Path:
+    FOLDERS.append(tempfile.TemporaryDirectory(prefix="openspec-"))
+    return Path(FOLDERS[-1].name)
+
+
+@cache
+def eight_heads(num_kv_heads: int, name: str = "qwen3-0.6b") -> Path:
+    """A random target of that family's switches."""
+    changes = {
+        "hidden_size": SIZES.hidden,
+        "num_hidden_layers": SIZES.target_layers,
+        "num_attention_heads": SIZES.q_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": SIZES.head_dim,
+        "intermediate_size": SIZES.mlp,
+        "vocab_size": SIZES.vocab,
+        "eos_token_id": 2,
+    }
+    return write_random_target(new_folder(), PUBLISHED[name] | changes)
+
+
+@cache
+def head(method: str) -> Path:
+    """One for it. Those that draft blocks read its embedding and its LM head, which ranks share."""
+    if method == "eagle3":
+        config, shapes = eagle3_deepspec(SIZES, [0, 1, 2])
+    else:
+        block = Block(num_layers=2, mask=271, outputs=[0, 2])
+        config, shapes = dflash_zlab(SIZES, block, 8)
+    if method == "dspark":
+        config["markov_rank"] = 16
+        shapes |= markov_tensors(SIZES, 16)
+    return write(new_folder(), (config, drawn(shapes, 0, GAINS, ONES)))
+
+
+def crowded(name: str, num_ranks: int) -> dict[str, Any]:
+    """Prompts in chunks, far too few pages, and drafts at every step."""
+    settings = drafter_settings(name) | {
+        "adaptive_speculation": False,
+        "tensor_parallel_size": num_ranks,
+    }
+    limits = {"max_num_batched_tokens": 48, "max_model_len": 200}
+    return settings | limits | {"kv_cache_memory": kv_memory(14, **settings)}
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_crowded(drafter_name: str, target_name: str, num_ranks: int, reference: Reference) -> None:
+    """Chunks, preemptions, prefix hits, and requests that are called off."""
+    batch = jobs("mixed", 12)
+    leaving = [
+        dataclasses.replace(job, abort_after=2 + i) if i % 4 == 3 else job
+        for i, job in enumerate(batch)
+    ]
+    core = make_core(**crowded(drafter_name, num_ranks))
+    for job, found, expected in zip(leaving, run(core, leaving), reference(batch), strict=True):
+        if job.abort_after is None:
+            assert found.text == expected.text
+        else:
+            assert found.token_ids == expected.token_ids[: len(found.token_ids)]
+    stats = core.stats()
+    assert stats.num_preemptions > 0 and stats.prefix_cache_hits > 0
+    # Heads with a selector are random: they guess what other targets say by luck only.
+    is_lucky = drafter_name in SELECTORS and target_name != EMBEDDED
+    if drafter_name not in ("none", "(garbage)") and not is_lucky:
+        assert stats.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=FULL)])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("name", EACH_DRAFTER)
+def test_faults(name: str, stage: str, num_ranks: int, reference: Reference) -> None:
+    core = make_core(**drafter_settings(name), tensor_parallel_size=num_ranks)
+    fault = Fault(core, stage, every=3)
+    batch = jobs("mixed", 4)
+    assert texts(run(core, batch)) == texts(reference(batch))
+    assert core.stats().num_step_failures == fault.num_raised > 3
+
+
+@pytest.mark.parametrize("name", EACH_DRAFTER)
+def test_bfloat16(name: str) -> None:
+    batch = jobs("mixed", 6)
+    plain_texts = texts(run(make_core(method="none", dtype="bfloat16"), batch))
+    settings = drafter_settings(name) | {"dtype": "bfloat16"}
+    assert texts(run(make_core(**settings, tensor_parallel_size=4), batch)) == plain_texts
+
+
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=FULL), 4])
+@pytest.mark.parametrize("grammar", KINDS)
+@pytest.mark.parametrize("name", EACH_DRAFTER)
+def test_grammars(name: str, grammar: str, num_ranks: int) -> None:
+    batch = grammar_jobs(grammar, "mixed", 3)
+    core = grammar_core(**drafter_settings(name), tensor_parallel_size=num_ranks)
+    assert texts(run(core, batch)) == texts(plain(batch))
+
+
+@pytest.mark.parametrize("num_threads", [3, 6, pytest.param(16, marks=FULL)])
+def test_threads(num_threads: int, reference: Reference) -> None:
+    """Fewer than ranks, more, which are not shared out evenly, and many."""
+    batch = jobs("mixed", 4)
+    core = make_core(method="ngram", tensor_parallel_size=4, num_threads=num_threads)
+    assert texts(run(core, batch)) == texts(reference(batch))
+
+
+# ---- Eight ranks --------------------------------------------------------------------------------
+
+DRAFTERS = ("ngram", "eagle3", "eagle3 tree", "dflash", "dflash tree", "dspark", "dspark tree")
+"""A commit runs the first, a tree, and one that reads the target's LM head."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("ngram", "eagle3 tree", "dflash") else pytest.param(name, marks=FULL)
+        for name in DRAFTERS
+    ],
+)
+@pytest.mark.parametrize(
+    ("num_kv_heads", "num_ranks"),
+    [(2, 8), *(pytest.param(*each, marks=FULL) for each in ((2, 4), (8, 4), (8, 8)))],
+)
+def test_eight_heads(name: str, num_kv_heads: int, num_ranks: int) -> None:
+    batch = jobs("mixed", 8)
+    method, _, is_tree = name.partition(" ")
+    settings: dict[str, Any] = {"method": method, "num_speculative_tokens": 4}
+    if method != "ngram":
+        settings["draft_model"] = str(head(method))
+    if is_tree:
+        settings["draft_top_k"] = 4
+    folder = str(eight_heads(num_kv_heads))
+    expected = run(make_core(model=folder, method="none"), batch)
+    settings |= {"tensor_parallel_size": num_ranks, "max_num_batched_tokens": 64}
+    core = make_core(model=folder, adaptive_speculation=False, **settings)
+    assert texts(run(core, batch)) == texts(expected)
+    assert texts(run(core, batch)) == texts(expected)  # prefix hits
+
+
+# ---- Logits, log-probabilities ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "dtype"),
+    [
+        pytest.param(EMBEDDED, 2, "float32", marks=FULL),
+        (EMBEDDED, 4, "float32"),
+        (EMBEDDED, 2, "bfloat16"),
+        pytest.param(EMBEDDED, 4, "bfloat16", marks=FULL),
+        ("qwen3-0.6b", 8, "float32"),
+        pytest.param("qwen3-0.6b", 8, "bfloat16", marks=FULL),
+        ("qwen2.5-0.5b", 8, "bfloat16"),  # with biases
+    ],
+)
+def test_logits_have_the_bits_of_one_rank(name: str, num_ranks: int, dtype: str) -> None:
+    """And of its layers' outputs, in steps of 1 to 64 rows."""
+    folder = EMBEDDED_MODEL if name == EMBEDDED else eight_heads(2, name)
+    prompt = [300 + 7 * i % 3000 for i in range(90)]
+    whole = Subject(folder, dtype).score(prompt, len(prompt))
+    assert np.isfinite(whole.logits).all()
+    shared = Subject(folder, dtype, tensor_parallel_size=num_ranks)
+    for chunks in ((1,), (2, 3, 64), (5, 16, 1), (33,), (90,)):
+        assert_same_bits(shared.score(prompt, *chunks), whole)
+
+
+@pytest.mark.parametrize("name", EACH_DRAFTER)
+def test_log_probabilities(name: str) -> None:
+    """Of the prompt and of the answer, with the best beside them."""
+    sampling = SamplingParams(temperature=0.8, seed=3, max_tokens=12, logprobs=5, prompt_logprobs=3)
+    batch = [Job(prompt=job.prompt, sampling=sampling) for job in jobs("greedy", 3)]
+    settings = drafter_settings(name)
+    [one, four] = [run(make_core(**settings, tensor_parallel_size=n), batch) for n in (1, 4)]
+    assert texts(one) == texts(four)
+    assert [job.logprobs for job in one] == [job.logprobs for job in four]
+    assert [job.prompt_logprobs for job in one] == [job.prompt_logprobs for job in four]
+    assert all(job.prompt_logprobs for job in one)
+
+
+# ---- What is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_ranks", "reason"),
+    [
+        ({"num_attention_heads": 28, "num_key_value_heads": 4}, 8, "divide the model's 28 query"),
+        ({"num_attention_heads": 12, "num_key_value_heads": 3}, 4, "the model's 3 KV heads"),
+        ({"intermediate_size": 128}, 8, "down_proj allows, which has sums of 4 parts; choose 4"),
+        ({"vocab_size": 250}, 8, "needs at least 256 tokens, the model has 250"),
+    ],
+)
+def test_what_ranks_cannot_share(changes: dict[str, int], num_ranks: int, reason: str) -> None:
+    folder = eight_heads(2)
+    config = json.loads((folder / "config.json").read_text()) | changes
+    other = new_folder()
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=reason) as raised:
+        make_core(model=str(other), method="none", tensor_parallel_size=num_ranks)
+    assert str(num_ranks) in str(raised.value)
+
+
+def test_only_powers_of_two() -> None:
+    with pytest.raises(ConfigError, match="tensor_parallel_size must be 1, 2, 4 or 8, got 3"):
+        make_core(tensor_parallel_size=3)
+
+
+def test_a_rank_has_its_part_of_the_memory() -> None:
+    one, four = (make_core(method="none", tensor_parallel_size=n).info.memory_plan for n in (1, 4))
+    assert four["page_bytes"] == one["page_bytes"]  # the only KV head lies on every rank
+    assert four["weight_bytes"] < 0.6 * one["weight_bytes"]
+    assert four["available_bytes"] < 0.5 * one["available_bytes"]
