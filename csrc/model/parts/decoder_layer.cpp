@@ -122,7 +122,7 @@ void check_geometry(const LayerGeometry& g, DType dtype, Device device) {
 }
 
 DecoderScratch::DecoderScratch(const LayerGeometry& geometry, DType dtype, Device device,
-                               const ForwardLimits& limits, int num_threads, Exchange* exchange)
+                               const ForwardLimits& limits, int num_threads, SumExchange* exchange)
     : geometry_(geometry),
       dtype_(dtype),
       max_tokens_(limits.max_tokens),

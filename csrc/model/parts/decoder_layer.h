@@ -7,9 +7,9 @@
 
 #include "kernels/common/exec.h"
 #include "kernels/linear/packed_linear.h"
-#include "model/parts/exchange.h"
 #include "model/parts/forward_limits.h"
 #include "model/parts/layer_spec.h"
+#include "model/parts/sum_exchange.h"
 #include "model/weights/buffer.h"
 #include "model/weights/weights.h"
 
@@ -86,7 +86,7 @@ class DecoderScratch {
  public:
   /// `exchange`: of a rank among others.
   DecoderScratch(const LayerGeometry& geometry, DType dtype, Device device,
-                 const ForwardLimits& limits, int num_threads, Exchange* exchange = nullptr);
+                 const ForwardLimits& limits, int num_threads, SumExchange* exchange = nullptr);
   static size_t bytes(const LayerGeometry& geometry, DType dtype, Device device,
                       const ForwardLimits& limits, int num_threads);
 
@@ -122,7 +122,7 @@ class DecoderScratch {
   LayerGeometry geometry_;
   DType dtype_;
   int max_tokens_;
-  Exchange* exchange_;
+  SumExchange* exchange_;
   Places at_;
   Buffer buffer_;
 };

@@ -19,7 +19,7 @@ class DecoderModel {
 
   /// `num_threads`: of the CPU ops; `exchange`: of a rank among others.
   DecoderModel(const Config& config, DType dtype, Device device, const ForwardLimits& limits,
-               int num_threads, Exchange* exchange = nullptr)
+               int num_threads, SumExchange* exchange = nullptr)
       : config_((config.validate(), check_geometry(config, dtype, device), config)),
         dtype_(dtype),
         limits_(config.pass_limits(limits)),

@@ -30,7 +30,7 @@ struct SharedSums {
   Rendezvous rendezvous;
 };
 
-class HostExchange final : public Exchange {
+class HostExchange final : public SumExchange {
  public:
   explicit HostExchange(SharedSums& sums) : sums_(sums) {}
 

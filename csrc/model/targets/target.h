@@ -10,8 +10,8 @@
 #include "kernels/common/exec.h"
 #include "kernels/common/records.h"
 #include "kernels/common/rows.h"
-#include "model/parts/exchange.h"
 #include "model/parts/forward_limits.h"
+#include "model/parts/sum_exchange.h"
 #include "model/targets/state_needs.h"
 #include "model/targets/target_spec.h"
 #include "model/weights/weights.h"
@@ -32,7 +32,7 @@ struct TargetSetup {
   ForwardLimits limits;
   int num_threads = 1;  // of the CPU ops
   TpRank rank = {};
-  Exchange* exchange = nullptr;  // between ranks
+  SumExchange* exchange = nullptr;  // between ranks
 };
 
 /// Where the sequences of a forward pass keep what the target declared.
@@ -71,7 +71,7 @@ struct TargetKind {
   /// Throws ArgumentError naming what of the description it does not compute, or why it cannot be
   /// shared by so many ranks.
   StateNeeds (*state_needs)(const TargetSpec& spec, TpRank rank) = nullptr;
-  /// Of the sums of one round of its Exchange; null: the kind is not shared by ranks.
+  /// Of the sums of one round of its SumExchange; null: the kind is not shared by ranks.
   size_t (*exchange_bytes)(const TargetSetup& setup) = nullptr;
 };
 

@@ -60,9 +60,9 @@ struct Fault {
 Fault fault;
 
 /// Throws when its rank begins the round.
-class FailingExchange final : public Exchange {
+class FailingExchange final : public SumExchange {
  public:
-  FailingExchange(Exchange* exchange, int rank) : exchange_(exchange), rank_(rank) {}
+  FailingExchange(SumExchange* exchange, int rank) : exchange_(exchange), rank_(rank) {}
   float* begin() override {
     if (rank_ == fault.rank && round_++ == fault.round) throw std::runtime_error("broken");
     return exchange_->begin();
@@ -71,7 +71,7 @@ class FailingExchange final : public Exchange {
   void restart() { round_ = 0; }
 
  private:
-  Exchange* exchange_;
+  SumExchange* exchange_;
   int rank_, round_ = 0;
 };
 

@@ -4,9 +4,9 @@ namespace openspec {
 
 /// A rank's way to the sums of all ranks. In a pass rounds follow each other, the same on every
 /// rank: each lays its splits' sums of a matrix among those of the others, then all add all.
-class Exchange {
+class SumExchange {
  public:
-  virtual ~Exchange() = default;
+  virtual ~SumExchange() = default;
   /// Begins a round: where the linear leaves its sums, [num_splits of the whole matrix, num_rows,
   /// hidden_size] fp32. They stay until the round after the next begins.
   virtual float* begin() = 0;
