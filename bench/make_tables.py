@@ -69,10 +69,10 @@ def load(name: str) -> dict:
 
 
 def planned(kind: str) -> str:
-    """What the engine's memory plan says of published models, or of heads for them."""
+    """What the engine's memory plan says: of `models`, of their `heads` or of their `ranks`."""
     from bench import memory_plans  # which needs the compiled core
 
-    return rows_of(memory_plans.models() if kind == "models" else memory_plans.heads())
+    return rows_of(getattr(memory_plans, kind)())
 
 
 def rows_of(cells: Sequence[Sequence[str]]) -> str:
@@ -262,6 +262,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tasks": tasks,
     "memory": partial(planned, "models"),
     "memory-heads": partial(planned, "heads"),
+    "memory-ranks": partial(planned, "ranks"),
 }
 
 

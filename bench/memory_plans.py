@@ -1,11 +1,11 @@
 """Memory of published models and of heads for them: the engine's own plan, from config.json alone.
 
-Nothing is loaded and no GPU is needed. `bench/make_tables.py` puts the tables into
-docs/your_model.md.
+Nothing is loaded and no GPU is needed. `bench/make_tables.py` puts the tables into pages.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import tempfile
@@ -16,14 +16,15 @@ from bench.random_target import PUBLISHED
 
 from openspec import _C
 from openspec.checkpoint.targets.config import ModelConfig
-from openspec.config import EngineConfig
-from openspec.engine.load import MAX_GRAMMAR_DRAFTS
+from openspec.config import TENSOR_PARALLEL_SIZES, EngineConfig
 from openspec.engine.memory import CUDA, DeviceMemory, plan_memory
+from openspec.engine.plan import MAX_GRAMMAR_DRAFTS
 from openspec.errors import ConfigError
 from openspec.specs.head import HeadSpec
 from openspec.specs.runner import RunnerConfig
 
 GB = 10**9
+NAMES = sorted(PUBLISHED, key=lambda name: not name.startswith("qwen3"))
 CARDS = (24, 48, 80, 141)
 """Memory of GPUs as it is sold, in GB."""
 HEADS = ("qwen3-4b", "qwen3-8b", "llama-3.1-8b")
@@ -40,8 +41,8 @@ def model_of(name: str) -> ModelConfig:
         return ModelConfig.from_folder(folder)
 
 
-def runner_config(model: ModelConfig) -> RunnerConfig:
-    """What the engine plans for on a GPU with default settings, without drafts."""
+def runner_config(model: ModelConfig, num_ranks: int = 1) -> RunnerConfig:
+    """What the engine plans for on GPUs with default settings, without drafts."""
     config = DEFAULTS
     num_rows = CUDA.choose_num_rows(None, config.min_num_batched_tokens)
     return RunnerConfig(
@@ -54,6 +55,7 @@ def runner_config(model: ModelConfig) -> RunnerConfig:
         max_num_batched_tokens=num_rows,
         max_num_logits_rows=CUDA.choose_num_logits_rows(config.max_num_seqs, model.vocab_size),
         num_threads=1,
+        tensor_parallel_size=num_ranks,
         max_grammar_drafts=MAX_GRAMMAR_DRAFTS,
     )
 
@@ -86,11 +88,11 @@ def with_head(model: ModelConfig, method: str) -> RunnerConfig:
     )
 
 
-def num_kv_tokens(model: ModelConfig, card: int) -> int:
-    """Tokens that the KV pages hold with `card` GB of memory; 0: the model does not fit."""
+def num_kv_tokens(model: ModelConfig, card: int, num_ranks: int = 1) -> int:
+    """Tokens that the KV pages hold with `card` GB of memory a rank; 0: the model does not fit."""
     budget = int(card * GB * DEFAULTS.gpu_memory_utilization)
     memory = DeviceMemory(budget_bytes=budget, free_bytes=budget)
-    plan = _C.memory_plan(runner_config(model))
+    plan = _C.memory_plan(runner_config(model, num_ranks))
     try:
         return plan_memory(DEFAULTS, plan, model.max_model_len, CUDA, memory).num_kv_tokens
     except ConfigError:
@@ -110,7 +112,7 @@ def shown_tokens(number: int) -> str:
 def models() -> list[list[str]]:
     """A row for each model: its weights, KV of a token, tokens of KV on each card."""
     rows = [["model", "weights", "KV of a token", *(f"{card} GB" for card in CARDS)]]
-    for name in sorted(PUBLISHED, key=lambda name: not name.startswith("qwen3")):
+    for name in NAMES:
         model = model_of(name)
         plan = _C.memory_plan(runner_config(model))
         rows.append(
@@ -121,6 +123,20 @@ def models() -> list[list[str]]:
                 *(shown_tokens(num_kv_tokens(model, card)) for card in CARDS),
             ]
         )
+    return rows
+
+
+def ranks() -> list[list[str]]:
+    """A row for each model: weights and tokens of KV, where several GPUs of 80 GB share it."""
+    rows = [["model", *(f"T = {num_ranks}" for num_ranks in TENSOR_PARALLEL_SIZES)]]
+    for name in NAMES:
+        cells, model = dict.fromkeys(TENSOR_PARALLEL_SIZES, ""), model_of(name)
+        for num_ranks in cells:
+            with contextlib.suppress(ValueError):  # heads or matrices do not divide so
+                weights = _C.memory_plan(runner_config(model, num_ranks)).weight_bytes / GB
+                tokens = shown_tokens(num_kv_tokens(model, 80, num_ranks))
+                cells[num_ranks] = f"{weights:.1f} GB, {tokens}"
+        rows.append([shown_name(name), *cells.values()])
     return rows
 
 

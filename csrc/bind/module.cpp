@@ -426,6 +426,14 @@ PYBIND11_MODULE(_C, m) {
   m.def("why_no_cuda", &openspec::device::why_unusable);
   m.def("fail_check", &openspec::device::fail_check, py::arg("count"));
   m.def("cuda_device_name", &openspec::device::name);
+  m.def("cuda_device_names", &openspec::device::names);
+  m.def(
+      "cuda_peer",
+      [](int device, int other) {
+        const auto peer = openspec::device::peer(device, other);
+        return std::make_pair(peer.has_access, peer.performance_rank);
+      },
+      py::arg("device"), py::arg("other"));
   m.def("cuda_memory", [] {
     const auto memory = openspec::device::memory();
     return std::make_pair(memory.free_bytes, memory.total_bytes);

@@ -24,6 +24,11 @@ def cuda_memory() -> tuple[int, int]:
     """(free, total) bytes of the CUDA device."""
 
 def cuda_device_name() -> str: ...
+def cuda_device_names() -> list[str]:
+    """Those of all visible devices."""
+
+def cuda_peer(device: int, other: int) -> tuple[bool, int]:
+    """Whether the one reads the other's memory directly, and the link's rank: 0 is fastest."""
 
 @final
 class MemoryPlan:

@@ -362,6 +362,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     memory_plan: dict[str, int]
     startup_seconds: float
+    tensor_parallel_size: int = 1
+    """Ranks that share the model; the memory plan is one's."""
     max_draft_tokens: int = 0
     """Drafts of a sequence in a step, at most: a tree's size."""
     num_non_finite_draft_tensors: int = 0

@@ -85,6 +85,7 @@ def check_settings() -> None:
         (lambda: parse({"replicas": 2}), "replicas: not of a replica"),
         (lambda: parse({"max_num_seq": 8}), "did you mean 'max_num_seqs'?"),
         (lambda: parse({"num_replicas": "many"}), "num_replicas"),
+        (lambda: parse({"tp": 2, "num_gpus": 1}), "must be its tensor_parallel_size, 2"),
         (lambda: parse({"min_replicas": 4, "max_replicas": 3}), "less than min_replicas"),
         (lambda: reconfigured(server, {"served_model_name": "x"}), "cannot change"),
         (lambda: reconfigured(server, {"api_key": []}), "holds no key"),

@@ -50,6 +50,7 @@ class FakeEngineClient:
         max_num_seqs: int = 16,
         max_model_len: int = MAX_POSITIONS,
         step_s: float = 0.0,
+        tensor_parallel_size: int = 1,
     ) -> None:
         self.tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self.info = EngineInfo(
@@ -63,6 +64,7 @@ class FakeEngineClient:
             method="ngram",
             num_speculative_tokens=NUM_DRAFTS,
             max_draft_tokens=NUM_DRAFTS,
+            tensor_parallel_size=tensor_parallel_size,
             dtype="float32",
             device="cpu",
             memory_plan={"weight_bytes": 1 << 20, "grammar_bytes": 1 << 28},

@@ -331,6 +331,17 @@ def test_what_routers_read(server: RunningServer) -> None:
     assert 'block_size="16"' in cache and 'num_gpu_blocks="1024"' in cache
 
 
+def test_how_many_ranks_an_engine_has(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server({"tensor_parallel_size": 4})
+    info = get(server, "/server_info")
+    assert (info["tp_size"], info["tensor_parallel_size"]) == (4, 4)
+    assert re.search(
+        r'^openspec:engine_info\{.*tensor_parallel_size="4"',
+        server.client.get("/metrics").text,
+        re.M,
+    )
+
+
 def test_where_kv_events_are(server: RunningServer) -> None:
     assert get(server, "/kv_event_sources") == {}
     source: dict[str, str | int | bool | None] = {

@@ -17,4 +17,4 @@ hypothesis.settings.load_profile("openspec")
 @pytest.fixture(autouse=True)
 def few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an engine takes that is told no number: the other workers need the rest."""
-    monkeypatch.setattr("openspec.engine.load.available_cpus", lambda: harness.NUM_THREADS)
+    monkeypatch.setattr("openspec.engine.plan.available_cpus", lambda: harness.NUM_THREADS)

@@ -7,7 +7,15 @@ import subprocess
 import pytest
 
 from openspec.engine import devices
-from openspec.engine.devices import listed_devices, places, visible_devices
+from openspec.engine.devices import (
+    Links,
+    links_between,
+    listed_devices,
+    listed_links,
+    neighbours,
+    places,
+    visible_devices,
+)
 from openspec.errors import ConfigError
 
 LISTED = """\
@@ -94,3 +102,123 @@ def test_visible_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(subprocess, "run", absent)
     assert where(2, None) == [(None, 2)] * 2
+
+
+# ---- Several ranks ------------------------------------------------------------------------------
+
+FOUR_GPUS = "".join(f"GPU {i}: NVIDIA H100 (UUID: GPU-{i * 11111111:08d}-aaaa)\n" for i in range(4))
+TOPOLOGY = """\
+\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tPIX\tNV4\tSYS\tPIX\t0-15\t0\t\tN/A
+GPU1\tPIX\t X \tSYS\tNV4\tPIX\t0-15\t0\t\tN/A
+GPU2\tNV4\tSYS\t X \tPXB\tSYS\t16-31\t1\t\tN/A
+GPU3\tSYS\tNV4\tPXB\t X \tSYS\t16-31\t1\t\tN/A
+NIC0\tPIX\tPIX\tSYS\tSYS\t X
+
+Legend:
+
+  X    = Self
+  NV#  = Connection traversing a bonded set of # NVLinks
+"""
+"""GPUs 0 and 2, and 1 and 3, have NVLinks between them."""
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 0, TOPOLOGY if "topo" in command else FOUR_GPUS)
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+def matrix(num_devices: int, links: dict[tuple[int, int], int]) -> Links:
+    both = links | {(other, one): number for (one, other), number in links.items()}
+    return [[both.get((i, j), 0) for j in range(num_devices)] for i in range(num_devices)]
+
+
+ALL_LINKED = [[18] * 8] * 8
+CUBE_MESH = matrix(
+    8,
+    {(0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2}
+    | {(2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2},
+)
+"""Two rings of four, as in a DGX-1."""
+
+
+@pytest.mark.parametrize(
+    ("links", "size", "num_groups", "expected"),
+    [
+        (ALL_LINKED, 2, 4, [(0, 1), (2, 3), (4, 5), (6, 7)]),
+        (ALL_LINKED, 4, 2, [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        (ALL_LINKED, 8, 1, [tuple(range(8))]),
+        (ALL_LINKED, 4, 3, []),
+        (CUBE_MESH, 2, 1, [(0, 3)]),
+        (CUBE_MESH, 2, 4, [(0, 3), (1, 2), (4, 7), (5, 6)]),
+        (CUBE_MESH, 4, 2, [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        (CUBE_MESH, 8, 1, []),
+        # The strongest pair first would leave two without a link.
+        (matrix(4, {(0, 1): 1, (1, 2): 4, (2, 3): 1}), 2, 2, [(0, 1), (2, 3)]),
+        (matrix(4, {(0, 1): 1, (1, 2): 4, (2, 3): 1}), 2, 1, [(1, 2)]),
+        (matrix(4, {(0, 1): 1, (1, 2): 1, (2, 3): 1, (0, 3): 1}), 4, 1, []),
+        (matrix(3, {}), 2, 1, []),
+    ],
+)
+def test_neighbours(
+    links: Links, size: int, num_groups: int, expected: list[tuple[int, ...]]
+) -> None:
+    assert neighbours(links, size, num_groups) == expected
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_links() -> None:
+    assert listed_links(TOPOLOGY) == {("0", "2"): 4, ("2", "0"): 4, ("1", "3"): 4, ("3", "1"): 4}
+    assert links_between(["GPU-2222", "0", "1"]) == [[0, 4, 0], [4, 0, 0], [0, 0, 0]]
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_ranks_are_on_neighbours() -> None:
+    def devices(*arguments: object, num_ranks: int = 2, **environ: str) -> list[str | None]:
+        found = places(*arguments, environ, GB, num_ranks=num_ranks)  # type: ignore[arg-type]
+        assert {one.share.num_on_device for one in found} == {1}
+        return [one.device for one in found]
+
+    assert devices(None, None) == devices(1, None) == ["0,2"]
+    assert devices(2, None) == ["0,2", "1,3"]
+    assert devices(None, ["0", "1", "2", "3"]) == ["0,2", "1,3"]
+    assert devices(None, ["3", "2", "1", "0"]) == ["3,1", "2,0"]
+    assert devices(None, ["0", "1"], CUDA_VISIBLE_DEVICES="3,GPU-11111111") == ["3,GPU-11111111"]
+    (place,) = places(None, None, {}, GB, num_ranks=2)
+    assert place.environ == {"CUDA_VISIBLE_DEVICES": "0,2"}
+
+
+def test_ranks_without_gpus_are_threads() -> None:
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    for environ, may_use_gpus in ((hidden, True), ({}, False)):
+        found = places(2, None, environ, GB, may_use_gpus=may_use_gpus, num_ranks=4)
+        assert [one.environ for one in found] == [{}, {}]
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(
+    ("number", "names", "num_ranks", "environ", "message"),
+    [
+        (None, None, 8, {}, "tensor_parallel_size 8 and replicas 1 take 8 GPUs, of which there"),
+        (3, None, 2, {}, "replicas 3 take 6 GPUs, of which there are 4: 0,1,2,3"),
+        (2, ["0", "1", "2"], 2, {}, "take 4 GPUs, of which there are 3: 0,1,2"),
+        (None, ["2"], 2, {}, "take 2 GPUs, of which there are 1: 2"),
+        (None, ["0", "1", "2"], 2, {}, "3 devices for 1 replicas of 2 ranks"),
+        (None, ["0", "1"], 2, {}, "0,1 do not make 1 groups of 2 in which NVLinks.*--replicas"),
+        (None, None, 4, {}, "do not make 1 groups of 4.*--replicas"),
+        (None, ["MIG-a", "MIG-b"], 2, {}, "MIG-a is a part of a GPU.*--replicas"),
+        (None, None, 2, {"CUDA_LAUNCH_BLOCKING": "1"}, "CUDA_LAUNCH_BLOCKING=1.*unset it"),
+    ],
+)
+def test_ranks_that_cannot_be_placed(
+    number: int | None,
+    names: list[str] | None,
+    num_ranks: int,
+    environ: dict[str, str],
+    message: str,
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        places(number, names, environ, GB, num_ranks=num_ranks)

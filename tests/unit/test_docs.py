@@ -193,7 +193,9 @@ def test_the_kubernetes_example(tmp_path: Path) -> None:
     server = build(ServeConfig, values)
     assert Path(str(engine.model)) == tmp_path / "qwen3-4b"
     assert server.port == container["ports"][0]["containerPort"]
-    assert server.replicas == container["resources"]["limits"]["nvidia.com/gpu"]
+    assert server.replicas is not None
+    num_gpus = server.replicas * engine.tensor_parallel_size
+    assert num_gpus == container["resources"]["limits"]["nvidia.com/gpu"]
     longest_end_s = server.drain_grace_s + server.shutdown_timeout
     assert pod["spec"]["terminationGracePeriodSeconds"] > longest_end_s
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):

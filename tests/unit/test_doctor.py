@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from openspec.drafters.spec import Checkup, DrafterOption, DrafterSpec, DraftSet
 from openspec.errors import RequestError
 from openspec.messages import SpecDecodeStats, StepCounts, record_step
 from openspec.specs.head import HeadSpec
-from openspec.tools import doctor
+from openspec.tools import doctor, machine
 from openspec.tools.doctor import Sample, examine
 from tests.heads.stubs import tensor, write_draft, write_target
 
@@ -163,6 +164,8 @@ def test_numbers_that_are_none(config: EngineConfig, dtype: str, number: bytes) 
 def test_command_line(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # The compiled core, which plans the memory, has no such method.
+    monkeypatch.setattr(machine, "examine_machine", lambda config: iter(["GPUs: none"]))
     argv = ["--model", str(config.model), "--method", "guess"]
     draft = ["--draft-model", str(config.draft_model)]
     for percent, status in ((70, 0), (0, 1)):
@@ -249,8 +252,21 @@ def test_texts_that_are_too_long(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_on_a_real_engine(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--method-option", "ngram_min=1", "--doctor-tokens", "48"]
-    assert doctor.main(["--method", "ngram", *flags]) == 0
+    flags = ["--method-option", "ngram_min=1", "--doctor-tokens", "48", "--device", "cpu"]
+    assert doctor.main(["--method", "ngram", *flags, "--tensor-parallel-size", "2"]) == 0
     shown = capsys.readouterr().out
+    assert re.match("GPUs?.*\nmemory: each of 2 ranks has weights", shown, re.S)
     assert "acceptance, chat: " in shown and "acceptance, completion: " in shown
     assert "names no acceptance that it should reach" in shown
+
+
+def test_what_gpus_are_to_each_other() -> None:
+    near, far, none = (True, 0), (True, 2), (False, 0)
+    links = [[0, 18, 0], [18, 0, 0], [0, 0, 0]]
+    peers = [[near, near, far], [near, near, none], [far, none, near]]
+    assert list(machine.link_table(links, peers))[1:] == [
+        "  GPU 0: .    NV18 P2",
+        "  GPU 1: NV18 .    -",
+        "  GPU 2: P2   -    .",
+    ]
+    assert not list(machine.link_table([[0]], [[near]]))

@@ -162,6 +162,7 @@ def test_engine_loads_it(
     """The whole path, with a runner that only looks like one."""
     from openspec.config import EngineConfig
     from openspec.engine import load as engine_loader
+    from openspec.engine import plan as engine_plan
 
     write_target(tmp_path / "target")
     folder = write_draft(tmp_path / "target" / "guess", {}, DRAFT)
@@ -196,7 +197,8 @@ def test_engine_loads_it(
         drafter_names=lambda: ["guess", "none"],
         memory_plan=lambda config: plan,
     )
-    monkeypatch.setattr(engine_loader, "_C", core)
+    for module in (engine_loader, engine_plan):
+        monkeypatch.setattr(module, "_C", core)
     monkeypatch.setattr(engine_loader, "CompiledRunner", Runner)
     monkeypatch.setattr(
         engine_loader,

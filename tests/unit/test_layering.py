@@ -25,9 +25,10 @@ CPP_LAYERS = ("core", "kernels", "model", "grammar", "runtime", "bind")
 KERNEL_FAMILIES: dict[str, tuple[str, ...]] = {
     "common": (),
     "choose": (),
-    "linear": (),
+    "exchange": (),
+    "linear": ("exchange",),  # where sums are sent
     "attention": ("linear",),  # the CPU's tile of sums
-    "norm": (),
+    "norm": ("exchange",),  # where sums are taken
     "rope": ("attention",),  # the CPU's largest head
     "steps": ("choose",),  # parameters of sampling in the sequence table
     "drafts": ("choose", "linear", "steps"),
@@ -78,7 +79,10 @@ PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
         "engine",
     ),
     "bench": ("errors", "settings", "messages", "drafters", "config"),
-    "tools": ("errors", "settings", "messages", "checkpoint", "drafters", "config", "llm", "bench"),
+    "tools": (
+        *("_C", "errors", "settings", "messages", "checkpoint", "drafters", "config", "engine"),
+        *("llm", "bench"),
+    ),
     "demo": ("bench", "tools"),
     "doctor": ("tools",),
     "convert_drafter": ("tools",),
@@ -138,7 +142,8 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "devices": (),
         "core": (),
         "start_phases": (),
-        "load": ("memory", "devices", "core", "start_phases"),
+        "plan": ("memory", "devices", "start_phases"),
+        "load": ("memory", "devices", "plan", "core", "start_phases"),
         "processes": ("devices", "core", "load", "start_phases"),
     },
     "serve": {

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from openspec.config import EngineConfig
+from openspec.engine import load
+from openspec.engine import plan as engine_plan
 from openspec.engine.memory import (
     CPU,
     CUDA,
@@ -18,6 +20,7 @@ from openspec.engine.memory import (
     plan_memory,
 )
 from openspec.errors import ConfigError
+from openspec.specs.runner import RunnerConfig
 
 GIB = 1 << 30
 
@@ -81,19 +84,92 @@ def test_model_len_is_lowered_unless_it_was_set() -> None:
     assert plan_cpu(config, Plan(page_bytes=1 << 17), 1 << 18, 64 * GIB).kv_bytes == 2 * GIB
 
 
+def test_the_plan_is_one_rank_s() -> None:
+    memory = DeviceMemory(budget_bytes=GIB, free_bytes=GIB, num_ranks=4)
+    plan = plan_memory(EngineConfig(), Plan(), 100, CPU, memory)
+    assert plan.describe().startswith("each of 4 ranks has weights 1.00 MiB")
+    with pytest.raises(ConfigError, match=r"of the 1\.00 GiB that each of 4 ranks may take"):
+        plan_memory(EngineConfig(), Plan(weight_bytes=2 * GIB), 1000, CPU, memory)
+
+
+@dataclass
+class Core:
+    """The compiled core on a GPU of 80 GiB, for a model of so many bytes."""
+
+    weight_bytes: int
+    num_plans: int = 0
+
+    def why_no_cuda(self) -> str:
+        return ""
+
+    def drafter_names(self) -> list[str]:
+        return ["none"]
+
+    def cuda_memory(self) -> tuple[int, int]:
+        return 80 * GIB, 80 * GIB
+
+    def memory_plan(self, runner: RunnerConfig) -> Plan:
+        self.num_plans += 1
+        if runner.tensor_parallel_size > 4:
+            raise ValueError("8 ranks do not divide the heads")
+        return Plan(weight_bytes=self.weight_bytes // runner.tensor_parallel_size)
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (60, None),
+        (140, "; each of 2 such devices .* --tensor-parallel-size 2, .* not run on cuda yet"),
+        (280, "; each of 4 such devices .* --tensor-parallel-size 4, .* not run on cuda yet"),
+        (560, "raise --gpu-memory-utilization or lower --max-model-len$"),
+    ],
+)
+def test_how_many_gpus_would_hold_a_model(
+    size: int, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_plan, "_C", Core(size * GIB))
+    config = EngineConfig(method="none")
+    if said is None:
+        assert engine_plan.plan_engine(config).memory.weight_bytes == size * GIB
+    else:
+        with pytest.raises(ConfigError, match=said) as caught:
+            engine_plan.plan_engine(config)
+        assert "\n" not in str(caught.value)
+
+
+def test_ranks_on_cuda_are_refused_before_anything_is_allocated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = Core(GIB)
+    monkeypatch.setattr(engine_plan, "_C", core)
+    with pytest.raises(ConfigError, match=r"not run on cuda yet, only on cpu; .*--replicas N"):
+        load.load_engine(EngineConfig(method="none", tensor_parallel_size=2))
+    assert core.num_plans == 0
+
+
+def test_ranks_that_do_not_divide_a_model_are_refused() -> None:
+    """The embedded model has four query heads."""
+    with pytest.raises(ConfigError, match="4 query heads") as caught:
+        load.load_engine(EngineConfig(device="cpu", tensor_parallel_size=8))
+    assert "\n" not in str(caught.value)
+
+
+def test_ranks_on_cpu_say_that_they_are_a_reference(caplog: pytest.LogCaptureFixture) -> None:
+    config = EngineConfig(
+        method="none", device="cpu", tensor_parallel_size=2, adaptive_speculation=False
+    )
+    with caplog.at_level("INFO"):
+        core = load.load_engine(config)
+    assert core.info.tensor_parallel_size == 2
+    core.close()
+    assert "2 ranks on cpu are a reference: the same text as one, and no sooner" in caplog.messages
+
+
 def test_what_cannot_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"not enough memory: weights 2\.00 GiB"):
         plan_cpu(EngineConfig(kv_cache_memory=1 << 26), Plan(weight_bytes=2 * GIB), 1000, 2 * GIB)
     with pytest.raises(ConfigError, match="holds 0 tokens"):
         plan_cpu(EngineConfig(), Plan(weight_bytes=2 * GIB), 1000, GIB)
-
-
-def test_ranks_are_told_their_part() -> None:
-    memory = DeviceMemory(budget_bytes=GIB, free_bytes=GIB, num_ranks=4)
-    assert memory.of_each_rank == " of each of 4 ranks"
-    with pytest.raises(ConfigError, match=r"of the 1\.00 GiB that each of 4 ranks may take"):
-        plan_memory(EngineConfig(), Plan(weight_bytes=2 * GIB), 1000, CPU, memory)
-    assert not DeviceMemory(budget_bytes=GIB, free_bytes=GIB).of_each_rank
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ MAX_NATIVE_FUNCTION = 120  # lines: a kernel with its stages named
 # Modules at the top of a wing, a sub-folder as one: what a newcomer looks through first.
 MAX_MODULES = {
     "python/openspec/serve": 9,
-    "python/openspec/engine": 6,
+    "python/openspec/engine": 7,
     "csrc/runtime": 7,
     "csrc/model": 4,
 }

@@ -134,6 +134,8 @@ NEUTRAL: dict[str, list[str | None]] = {
     "pipeline_parallel_size": ["1"],
     "pp": ["1"],
     "pp_size": ["1"],
+    "disable_custom_all_reduce": [None],
+    "distributed_executor_backend": ["mp", "uni"],
     "trust_remote_code": [None],
     "enable_auto_tool_choice": [None],
     "max_logprobs": ["0", "5", "20"],
@@ -146,9 +148,11 @@ NEUTRAL: dict[str, list[str | None]] = {
     "root_path": [""],
 }
 REFUSED: dict[str, tuple[str | None, str]] = {
-    "pipeline_parallel_size": ("2", "an engine runs on one device; --replicas N"),
-    "pp": ("2", "an engine runs on one device; --replicas N"),
-    "pp_size": ("2", "an engine runs on one device; --replicas N"),
+    "pipeline_parallel_size": ("2", "layers are not dealt to devices; --replicas N"),
+    "pp": ("2", "layers are not dealt to devices; --replicas N"),
+    "pp_size": ("2", "layers are not dealt to devices; --replicas N"),
+    "distributed_executor_backend": ("ray", "openspec.serve.ray_app runs replicas"),
+    "enable_expert_parallel": (None, "mixtures of experts are not supported"),
     "max_logprobs": ("21", "may ask for 20 log-probabilities"),
     "kv_cache_dtype": ("fp8", "which --dtype names"),
     "enable_log_requests": (None, "--access-log logs"),
@@ -162,6 +166,8 @@ REFUSED: dict[str, tuple[str | None, str]] = {
     "max_lora_rank": ("8", "LoRA is not supported"),
 }
 SWITCHED_OFF = {
+    "disable_custom_all_reduce": None,
+    "enable_expert_parallel": None,
     "trust_remote_code": None,
     "enforce_eager": None,
     "async_scheduling": None,
@@ -229,7 +235,7 @@ def test_a_value_that_another_engine_calls_otherwise() -> None:
 def test_flags_with_one_dash() -> None:
     values = settings_of(["-tp", "4", "-dp=2"])
     assert (values["tensor_parallel_size"], values["replicas"]) == (4, 2)
-    with pytest.raises(ConfigError, match="one device"):
+    with pytest.raises(ConfigError, match="not dealt to devices"):
         settings_of(["-pp", "2"])
 
 
@@ -245,9 +251,21 @@ def test_one_engine_alone_takes_one_replica() -> None:
 def test_what_has_no_effect_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     settings_of(["--trust-remote-code", "--tensor-parallel-size", "1"])
     config_from_settings({"trust_remote_code": False})
+    settings_of(["--distributed-executor-backend", "mp", "--disable-custom-all-reduce"])
     assert caplog.messages == [
-        "--trust-remote-code has no effect: no code of a checkpoint is ever run"
+        "--trust-remote-code has no effect: no code of a checkpoint is ever run",
+        "--distributed-executor-backend has no effect: ranks of an engine are threads of one "
+        "process",
+        "--disable-custom-all-reduce has no effect: ranks exchange sums in one way, in which their "
+        "number does not change the text",
     ]
+
+
+def test_how_many_ranks_share_a_model(parse: Parse) -> None:
+    for name in ("tensor_parallel_size", "tp", "tp_size"):
+        assert parse(name, "8")["tensor_parallel_size"] == 8
+        for text, said in (("3", "must be 1, 2, 4 or 8, got 3"), ("16", "16"), ("two", "two")):
+            assert said in refused(parse, name, text)
 
 
 def test_revision_follows_the_model_from_another_place() -> None:
@@ -263,7 +281,7 @@ def test_keys_of_a_speculative_config() -> None:
     assert {name for one in SPECULATIVE_SPELLINGS for name in one.names} == set(list(given)[1:])
     config = config_from_settings({"speculative_config": {**given}})
     assert config.draft_model == "org/head@v2"
-    with pytest.raises(ConfigError, match="a drafter runs on one device"):
+    with pytest.raises(ConfigError, match="a drafter is not shared by ranks"):
         config_from_settings({"speculative_config": {"draft_tensor_parallel_size": 2}})
 
 

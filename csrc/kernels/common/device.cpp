@@ -51,12 +51,34 @@ std::string why_unusable() {
   return "";
 }
 
-std::string name() {
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
+namespace {
+std::string name_of(int device) {
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   return properties.name;
+}
+}  // namespace
+
+std::string name() {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  return name_of(device);
+}
+
+std::vector<std::string> names() {
+  int count = 0;
+  check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  std::vector<std::string> found;
+  for (int device = 0; device < count; ++device) found.push_back(name_of(device));
+  return found;
+}
+
+Peer peer(int device, int other) {
+  int has_access = 0, rank = 0;
+  check(cudaDeviceCanAccessPeer(&has_access, device, other), "cudaDeviceCanAccessPeer");
+  check(cudaDeviceGetP2PAttribute(&rank, cudaDevP2PAttrPerformanceRank, device, other),
+        "cudaDeviceGetP2PAttribute");
+  return {has_access != 0, rank};
 }
 
 MemoryInfo memory() {
@@ -168,6 +190,8 @@ int64_t fail_check(int64_t) { no_cuda(); }
 std::string why_unusable() { return "openspec was built without CUDA"; }
 std::string name() { no_cuda(); }
 MemoryInfo memory() { no_cuda(); }
+std::vector<std::string> names() { no_cuda(); }
+Peer peer(int, int) { no_cuda(); }
 void* allocate(size_t) { no_cuda(); }
 void release(void*) {}
 void* allocate_pinned(size_t) { no_cuda(); }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/check.h"
 
@@ -37,6 +38,15 @@ struct MemoryInfo {
   size_t free_bytes = 0, total_bytes = 0;
 };
 MemoryInfo memory();
+
+/// Names of all visible devices.
+std::vector<std::string> names();
+/// What a visible device is to another one.
+struct Peer {
+  bool has_access = false;   // reads and writes its memory directly
+  int performance_rank = 0;  // of the link between them; the lower the faster
+};
+Peer peer(int device, int other);
 
 void* allocate(size_t bytes);
 void release(void* data);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/common/launch.cuh"
+#include "kernels/common/per_device.h"
 #include "kernels/linear/activations.cuh"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/stream_fixed.cuh"
@@ -32,8 +33,9 @@ const DeviceLimits& device_limits() {
 }
 
 /// One instance of a kernel.
+template <typename Geometry>
 struct Variant {
-  void (*kernel)(LinearParams, StreamGeometry) = nullptr;
+  void (*kernel)(LinearParams, Geometry) = nullptr;
   int num_tiles = 0;
   int shared_bytes = 0;     // without the ring, where that is not fixed
   int slot_steps = 0;       // 0: the ring is fixed
@@ -41,32 +43,37 @@ struct Variant {
   int error = cudaSuccess;  // of preparing it
 };
 
-template <int kTiles, int kSteps, int kRecords, bool kHasBias>
-Variant fixed_variant() {
-  constexpr auto kKernel = fixed_kernel<kTiles, kSteps, kRecords, kHasBias>;
-  static const int error = prepare_shared(kKernel, device_limits().shared_per_block);
+template <int kTiles, int kSteps, int kRecords, bool kHasBias, typename Geometry>
+Variant<Geometry> fixed_variant() {
+  constexpr auto kKernel = fixed_kernel<kTiles, kSteps, kRecords, kHasBias, Geometry>;
+  const int error =
+      per_device([] { return prepare_shared(kKernel, device_limits().shared_per_block); });
   return {kKernel, kTiles, fixed_shared_bytes<kTiles, kSteps, kRecords>(), 0, 0, error};
 }
 
 /// Where a matrix of the models has chains of so many steps.
+template <typename GeometryOf>
 struct Without {
+  using Geometry = GeometryOf;
   template <int kTiles, int kSteps>
-  static Variant variant(bool is_wide) {
+  static Variant<Geometry> variant(bool is_wide) {
     constexpr int kUsual = num_records<kTiles, kSteps>(false);
-    return is_wide ? fixed_variant<kTiles, kSteps, num_records<kTiles, kSteps>(true), false>()
-                   : fixed_variant<kTiles, kSteps, kUsual, false>();
+    constexpr int kWide = num_records<kTiles, kSteps>(true);
+    return is_wide ? fixed_variant<kTiles, kSteps, kWide, false, Geometry>()
+                   : fixed_variant<kTiles, kSteps, kUsual, false, Geometry>();
   }
 };
 struct WithBias {  // which is not split
+  using Geometry = StreamGeometry;
   template <int kTiles, int kSteps>
-  static Variant variant(bool) {
-    return fixed_variant<kTiles, kSteps, num_records<kTiles, kSteps>(false), true>();
+  static Variant<Geometry> variant(bool) {
+    return fixed_variant<kTiles, kSteps, num_records<kTiles, kSteps>(false), true, Geometry>();
   }
 };
 
 template <typename Bias, int kTiles, int... kSteps>
-Variant variant_of(int num_steps, bool is_wide) {
-  Variant found;
+Variant<typename Bias::Geometry> variant_of(int num_steps, bool is_wide) {
+  Variant<typename Bias::Geometry> found;
   (void)((num_steps == kSteps && (found = Bias::template variant<kTiles, kSteps>(is_wide), true)) ||
          ...);
   return found;
@@ -74,7 +81,9 @@ Variant variant_of(int num_steps, bool is_wide) {
 
 /// For the chains of the models that are read and of their draft models, as far as their
 /// activations fit into registers; else none.
-Variant fixed_variant(int num_tiles, int num_steps, bool is_wide) {
+template <typename Geometry>
+Variant<Geometry> fixed_variant(int num_tiles, int num_steps, bool is_wide) {
+  using Without = Without<Geometry>;
   switch (num_tiles) {
     case 1:
       return variant_of<Without, 1, 4, 5, 6, 7, 8, 12, 14, 15, 16, 17, 19, 20, 24, 25, 27, 28, 30,
@@ -90,7 +99,7 @@ Variant fixed_variant(int num_tiles, int num_steps, bool is_wide) {
   return {};
 }
 /// As dispatched, with the biases of q, k and v of Qwen2.5.
-Variant biased_variant(int num_tiles, int num_steps) {
+Variant<StreamGeometry> biased_variant(int num_tiles, int num_steps) {
   switch (num_tiles) {
     case 1:
       return variant_of<WithBias, 1, 7, 12, 16, 28, 40>(num_steps, false);
@@ -102,10 +111,11 @@ Variant biased_variant(int num_tiles, int num_steps) {
   return {};
 }
 
-template <int kTiles>
-Variant shared_variant() {
-  constexpr auto kKernel = stream_kernel<kTiles>;
-  static const int error = prepare_shared(kKernel, device_limits().shared_per_block);
+template <int kTiles, typename Geometry>
+Variant<Geometry> shared_variant() {
+  constexpr auto kKernel = stream_kernel<kTiles, Geometry>;
+  const int error =
+      per_device([] { return prepare_shared(kKernel, device_limits().shared_per_block); });
   return {kKernel,
           kTiles,
           SumLayout<kTiles>::kBytes,
@@ -114,16 +124,17 @@ Variant shared_variant() {
           error};
 }
 
-Variant shared_variant(int num_tiles) {
+template <typename Geometry>
+Variant<Geometry> shared_variant(int num_tiles) {
   switch (num_tiles) {
     case 1:
-      return shared_variant<1>();
+      return shared_variant<1, Geometry>();
     case 2:
-      return shared_variant<2>();
+      return shared_variant<2, Geometry>();
     case 3:
-      return shared_variant<3>();
+      return shared_variant<3, Geometry>();
     default:
-      return shared_variant<4>();
+      return shared_variant<4, Geometry>();
   }
 }
 
@@ -146,7 +157,8 @@ int shared_limit() {
 
 /// The kernel with activations in registers, if it does this: chains are all as long, and a block
 /// has one split.
-Variant fixed_variant(const LinearParams& params) {
+template <typename Geometry>
+Variant<Geometry> fixed_variant(const LinearParams& params) {
   const PackedLinear& weight = params.weight;
   const SplitRange splits = weight.own_splits();
   const int split_size = split_steps(weight, splits.begin).size();
@@ -158,18 +170,18 @@ Variant fixed_variant(const LinearParams& params) {
   const bool is_wide = params.partials != nullptr &&
                        device_limits().shared_per_sm - 2 * kReservedBytes >= kWideSharedBytes;
   const int num_tiles = ceil_div(params.num_rows, 8), chain_steps = split_size / kLinearChains;
-  const Variant found = weight.bias != nullptr ? biased_variant(num_tiles, chain_steps)
-                                               : fixed_variant(num_tiles, chain_steps, is_wide);
-  return found.shared_bytes <= shared_limit() ? found : Variant{};
+  Variant<Geometry> found;
+  if (weight.bias == nullptr) {
+    found = fixed_variant<Geometry>(num_tiles, chain_steps, is_wide);
+  } else if constexpr (!kSends<Geometry>) {  // only sums without a bias are sent
+    found = biased_variant(num_tiles, chain_steps);
+  }
+  return found.shared_bytes <= shared_limit() ? found : Variant<Geometry>{};
 }
 
-}  // namespace
-
-bool linear_stream_has_registers(const LinearParams& params) {
-  return fixed_variant(params).kernel != nullptr;
-}
-
-int linear_stream(const LinearParams& params, void* stream, const StreamPlan& plan) {
+template <typename Geometry>
+int launch_stream(const LinearParams& params, Geometry geometry, void* stream,
+                  const StreamPlan& plan) {
   constexpr int kMaxTiles = 4;
   constexpr int kMinSlots = 2;
   const PackedLinear& weight = params.weight;
@@ -177,21 +189,20 @@ int linear_stream(const LinearParams& params, void* stream, const StreamPlan& pl
   const bool is_apart = params.partials != nullptr;
   const int num_tiles = std::min(kMaxTiles, ceil_div(params.num_rows, 8));
 
-  StreamGeometry geometry = {};
   geometry.splits = weight.own_splits();
   geometry.row_stride = linear_row_stride(params);
-  Variant variant = fixed_variant(params);
+  Variant<Geometry> variant = fixed_variant<Geometry>(params);
   if (variant.kernel == nullptr) {
     // As many rows at once as fit; if not even eight do, all in phases.
     const int longest_chain = ceil_div(longest_split(weight), kLinearChains);
     for (int tiles = num_tiles; tiles > 0 && variant.kernel == nullptr; --tiles) {
-      variant = shared_variant(tiles);
+      variant = shared_variant<Geometry>(tiles);
       geometry.phase_steps = std::max(longest_chain, 1);
       variant.shared_bytes += kStreamWarps * activation_bytes(tiles, geometry.phase_steps);
       if (variant.shared_bytes + kMinSlots * variant.bytes_per_slot > shared_limit()) variant = {};
     }
     if (variant.kernel == nullptr) {
-      variant = shared_variant(num_tiles);
+      variant = shared_variant<Geometry>(num_tiles);
       const int row_bytes =
           (shared_limit() - variant.shared_bytes - kMinSlots * variant.bytes_per_slot) /
           (kStreamWarps * 8 * num_tiles);
@@ -234,9 +245,31 @@ int linear_stream(const LinearParams& params, void* stream, const StreamPlan& pl
                 dim3(kStreamThreads), shared_bytes, stream, params, geometry);
 }
 
+}  // namespace
+
+bool linear_stream_has_registers(const LinearParams& params) {
+  return fixed_variant<StreamGeometry>(params).kernel != nullptr;
+}
+
+int linear_stream(const LinearParams& params, void* stream, const StreamPlan& plan) {
+  if (params.exchange == nullptr) return launch_stream(params, StreamGeometry{}, stream, plan);
+  const Exchange& exchange = *params.exchange;
+  const ExchangeGeometry geometry = {
+      {}, outbox_of(exchange, params.num_rows), inbox_rows(params.num_rows, exchange.num_ranks)};
+  return launch_stream(params, geometry, stream, plan);
+}
+
 }  // namespace cuda
 
 namespace {
+
+/// Whether sums that are sent are those of whole rows, and a round of them fits.
+bool has_legal_exchange(const LinearParams& params) {
+  const PackedLinear& weight = params.weight;
+  return params.exchange == nullptr ||
+         (params.partials == nullptr && weight.has_all_outputs() &&
+          is_legal_round(*params.exchange, weight.num_splits, params.num_rows, weight.num_outputs));
+}
 
 int linear_bf16(const LinearParams& params, void* stream) {
   // Rows up to which nothing is faster than streaming with the activations in registers. For a
@@ -251,7 +284,10 @@ int linear_bf16(const LinearParams& params, void* stream) {
 
 }  // namespace
 
-int linear_cuda(const LinearParams& params, void* stream) {
+int linear_cuda(const LinearParams& given, void* stream) {
+  if (!has_legal_exchange(given)) return cudaErrorInvalidValue;
+  LinearParams params = given;
+  if (given.exchange != nullptr) params.partials = cuda::own_inbox(*given.exchange).words;
   const PackedLinear& weight = params.weight;
   const bool is_swiglu = weight.epilogue == LinearEpilogue::kSwiGlu;
   const auto row_bytes = linear_row_stride(params) * int64_t(dtype_bytes(params.out_dtype));

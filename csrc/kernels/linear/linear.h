@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernels/common/exec.h"
+#include "kernels/exchange/exchange.h"
 #include "kernels/linear/packed_linear.h"
 #include "kernels/linear/panels_cpu.h"
 
@@ -51,6 +52,8 @@ struct LinearParams {
   // the next op to add in order: [weight.num_splits, num_rows, num_outputs]. A shard of the inputs
   // needs it and writes its own splits' alone.
   float* partials = nullptr;
+  // CUDA, instead of partials: the sums are sent to every rank's inbox, as its current round.
+  const Exchange* exchange = nullptr;
 };
 
 size_t linear_workspace_bytes_cpu(int max_num_rows, int num_inputs, DType dtype,

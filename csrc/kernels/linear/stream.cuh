@@ -10,9 +10,11 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/launch.cuh"
 #include "kernels/common/packs.cuh"
+#include "kernels/exchange/exchange.cuh"
 #include "kernels/linear/activations.cuh"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/ring.cuh"
@@ -35,6 +37,15 @@ struct StreamGeometry {
   int num_slots;    // of a warp's WeightRing
   int phase_steps;  // of SharedActivations
 };
+
+/// The geometry of a kernel whose sums go to the inboxes of ranks. `partials` is then slot 0 of the
+/// own inbox.
+struct ExchangeGeometry : StreamGeometry {
+  Outbox to;
+  int inbox_rows;  // of a split
+};
+template <typename Geometry>
+inline constexpr bool kSends = std::is_same_v<Geometry, ExchangeGeometry>;
 
 /// The chains' sums of a unit: [chain][buffer][row][kPitch]. With two buffers a unit's sums are
 /// added up while the next unit's are written.
@@ -206,8 +217,9 @@ __device__ __forceinline__ void store_sums(float* to, const float (&accumulators
   }
 }
 
-template <int kTiles>
-__global__ void __maxnreg__(112) stream_kernel(LinearParams params, StreamGeometry geometry) {
+/// Geometry: StreamGeometry or ExchangeGeometry.
+template <int kTiles, typename Geometry>
+__global__ void __maxnreg__(112) stream_kernel(LinearParams params, Geometry geometry) {
   allow_next_kernel();
   using Sums = SumLayout<kTiles>;
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // in a uniform register
@@ -242,6 +254,8 @@ __global__ void __maxnreg__(112) stream_kernel(LinearParams params, StreamGeomet
   for (int slot = 0; slot < geometry.num_slots; ++slot) feed.fill(weight, items, ring, slot);
 
   wait_for_previous_kernel();
+  [[maybe_unused]] int64_t slot = 0;
+  if constexpr (kSends<Geometry>) slot = begin_sending(geometry.to);
   const ActivationRows rows = {static_cast<const __nv_bfloat16*>(params.x), weight.num_inputs,
                                row_tile * Sums::kRows, params.num_rows};
   SharedActivations<kTiles> activations;
@@ -276,11 +290,21 @@ __global__ void __maxnreg__(112) stream_kernel(LinearParams params, StreamGeomet
         }
         totals[pass] = split == items.first_split ? sum : totals[pass] + sum;
         if (split + 1 == items.last_split) {
-          const int64_t first_row =
-              is_apart ? static_cast<int64_t>(split) * params.num_rows : int64_t{0};
-          const int64_t at = layout.at(first_row + rows.first_row + row, unit, output);
-          write_output(layout.is_swiglu, layout.is_f32, layout.data + at,
-                       is_row && layout.has(output), with_bias(totals[pass], weight, unit, output));
+          if constexpr (kSends<Geometry>) {
+            const int of_all = rows.first_row + row;
+            const int64_t inbox_row = static_cast<int64_t>(split) * geometry.inbox_rows +
+                                      (of_all >> geometry.to.owner_shift);
+            const int64_t at = layout.at(inbox_row, unit, output);
+            float* own = reinterpret_cast<float*>(layout.data + at) + slot;
+            if (is_row) send(geometry.to, of_all, own, totals[pass]);
+          } else {
+            const int64_t first_row =
+                is_apart ? static_cast<int64_t>(split) * params.num_rows : int64_t{0};
+            const int64_t at = layout.at(first_row + rows.first_row + row, unit, output);
+            write_output(layout.is_swiglu, layout.is_f32, layout.data + at,
+                         is_row && layout.has(output),
+                         with_bias(totals[pass], weight, unit, output));
+          }
         }
       }
       if constexpr (Sums::kBuffers == 1) {

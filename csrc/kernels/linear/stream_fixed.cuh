@@ -176,8 +176,11 @@ class UnitSums {
     }
   }
 
-  __device__ __forceinline__ void write(const LinearParams& params, int unit,
-                                        uint32_t buffer) const {
+  /// `slot`: of the round that is sent, where it is.
+  template <typename Geometry>
+  __device__ __forceinline__ void write(const LinearParams& params, int unit, uint32_t buffer,
+                                        const Geometry& geometry,
+                                        [[maybe_unused]] int64_t slot) const {
     constexpr int kElements = Sums::kRows * kLinearUnit;
     constexpr int kPasses = (kElements + kStreamThreads - 1) / kStreamThreads;
     constexpr int kPassRows = kStreamThreads / kLinearUnit;
@@ -193,8 +196,13 @@ class UnitSums {
       }
       const bool is_written = row_ + pass * kPassRows < params.num_rows && layout_.has(output_);
       const uint32_t pass_at = pass * kPassRows * row_bytes_;
-      write_output(layout_.is_swiglu, layout_.is_f32, out_ + at + pass_at, is_written,
-                   kHasBias ? with_bias(sum, params.weight, unit, output_) : sum);
+      if constexpr (kSends<Geometry>) {
+        float* own = reinterpret_cast<float*>(out_ + at + pass_at) + slot;
+        if (is_written) send_to_all(geometry.to, own, sum);  // few rows
+      } else {
+        write_output(layout_.is_swiglu, layout_.is_f32, out_ + at + pass_at, is_written,
+                     kHasBias ? with_bias(sum, params.weight, unit, output_) : sum);
+      }
     }
   }
 
@@ -207,9 +215,10 @@ class UnitSums {
 };
 
 /// kHasBias: of a matrix with a bias. Apart from the others, which have no register to spare.
-template <int kTiles, int kSteps, int kRecords, bool kHasBias>
+/// Geometry: StreamGeometry or ExchangeGeometry.
+template <int kTiles, int kSteps, int kRecords, bool kHasBias, typename Geometry>
 __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
-    fixed_kernel(LinearParams params, StreamGeometry geometry) {
+    fixed_kernel(LinearParams params, Geometry geometry) {
   allow_next_kernel();
   using Ring = ChainRecord<kSteps>;
   constexpr int kRingBytes = kRecords * Ring::kRecordBytes;  // of a warp
@@ -258,6 +267,8 @@ __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
                                            geometry.splits.begin + split, sums, own_sums, lane);
 
   wait_for_previous_kernel();
+  [[maybe_unused]] int64_t slot = 0;
+  if constexpr (kSends<Geometry>) slot = begin_sending(geometry.to);
   RegisterActivations<kTiles, kSteps> activations;
   activations.load(
       {static_cast<const __nv_bfloat16*>(params.x), weight.num_inputs, 0, params.num_rows},
@@ -315,7 +326,7 @@ __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) units[i] = units[i + 1];
     units[kAhead] = claims_units ? claim[buffer != 0] : claimed;
-    unit_sums.write(params, unit, buffer);
+    unit_sums.write(params, unit, buffer, geometry, slot);
     buffer ^= Sums::kBufferFloats * 4;
   };
   add_unit(std::true_type{});

@@ -8,6 +8,7 @@
 
 #include "kernels/common/hopper.h"
 #include "kernels/common/launch.cuh"
+#include "kernels/common/per_device.h"
 #include "kernels/linear/tiles.cuh"
 #include "kernels/linear/wgmma.h"
 #include "kernels/linear/wgmma_kernel.cuh"
@@ -78,12 +79,12 @@ int num_stages(const WgmmaPlan& plan, const LinearParams& params) {
 /// Units of the last tile of a run.
 int last_units(int run_units, int tile_units) { return (run_units - 1) % tile_units + 1; }
 
-template <int kRows, int kCluster>
-int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream) {
-  constexpr auto kernel = wgmma_kernel<kRows, kCluster>();
-  static const int prepared = prepare_shared(kernel, kSharedKib * 1024);
+/// `job`: what it holds besides the fields of Job.
+template <int kRows, int kCluster, typename JobType>
+int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, JobType job, void* stream) {
+  constexpr auto kernel = wgmma_kernel<kRows, kCluster, JobType>();
+  const int prepared = per_device([&] { return prepare_shared(kernel, kSharedKib * 1024); });
   if (prepared != cudaSuccess) return prepared;
-  Job job = {};
   job.is_split = params.partials != nullptr;
   job.out = job.is_split ? params.partials : params.out;
   job.weight = params.weight;
@@ -128,8 +129,23 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
                          plan.shared_kib * 1024, stream, weights, rows, job);
 }
 
+template <typename JobType>
+int launch_plan(const WgmmaPlan& plan, const LinearParams& params, const JobType& job,
+                void* stream) {
+  if (plan.cluster == 2) {
+    if (plan.tile_rows == 96) return launch_tiles<96, 2>(plan, params, job, stream);
+    if (plan.tile_rows == 128) return launch_tiles<128, 2>(plan, params, job, stream);
+  } else {
+    if (plan.tile_rows == 32) return launch_tiles<32, 1>(plan, params, job, stream);
+    if (plan.tile_rows == 64) return launch_tiles<64, 1>(plan, params, job, stream);
+    if (plan.tile_rows == 96) return launch_tiles<96, 1>(plan, params, job, stream);
+    if (plan.tile_rows == 128) return launch_tiles<128, 1>(plan, params, job, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
 bool has_wgmma() {
-  static const bool has = has_hopper_kernel(wgmma_kernel<64, 1>());
+  static const bool has = has_hopper_kernel(wgmma_kernel<64, 1, Job>());
   return has;
 }
 
@@ -237,16 +253,11 @@ WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
 }
 
 int linear_wgmma_as(const WgmmaPlan& plan, const LinearParams& params, void* stream) {
-  if (plan.cluster == 2) {
-    if (plan.tile_rows == 96) return launch_tiles<96, 2>(plan, params, stream);
-    if (plan.tile_rows == 128) return launch_tiles<128, 2>(plan, params, stream);
-  } else {
-    if (plan.tile_rows == 32) return launch_tiles<32, 1>(plan, params, stream);
-    if (plan.tile_rows == 64) return launch_tiles<64, 1>(plan, params, stream);
-    if (plan.tile_rows == 96) return launch_tiles<96, 1>(plan, params, stream);
-    if (plan.tile_rows == 128) return launch_tiles<128, 1>(plan, params, stream);
-  }
-  return cudaErrorInvalidValue;
+  if (params.exchange == nullptr) return launch_plan(plan, params, Job{}, stream);
+  const Exchange& exchange = *params.exchange;
+  const ExchangeJob job = {
+      {}, outbox_of(exchange, params.num_rows), inbox_rows(params.num_rows, exchange.num_ranks)};
+  return launch_plan(plan, params, job, stream);
 }
 
 int linear_wgmma(const LinearParams& params, void* stream) {

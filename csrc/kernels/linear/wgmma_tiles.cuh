@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/common/wgmma.cuh"
+#include "kernels/exchange/exchange.cuh"
 #include "kernels/linear/tiles.cuh"
 #include "kernels/linear/wgmma_output.cuh"
 
@@ -65,6 +66,16 @@ struct Job {
   int band;  // row tiles that run together, so that they find each other's weights in the cache
   int num_tiles;
 };
+
+/// A job whose sums go to the inboxes of ranks. `out` is then slot 0 of the own inbox.
+struct ExchangeJob : Job {
+  Outbox to;
+  int inbox_rows;
+};
+
+/// Rows of a split's sums.
+__host__ __device__ constexpr int split_rows(const Job& job) { return job.num_rows; }
+__host__ __device__ constexpr int split_rows(const ExchangeJob& job) { return job.inbox_rows; }
 
 /// Shared memory of a warpgroup beside the ring: the sums of the splits so far where it adds them
 /// up, then its output on the way to memory where that is bf16.

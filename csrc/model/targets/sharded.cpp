@@ -141,8 +141,10 @@ size_t exchange_bytes_of_rank(const TargetSetup& whole) {
 }
 
 std::unique_ptr<TargetModel> make_target(const TargetSetup& setup) {
-  if (setup.rank.size > 1) return std::make_unique<ShardedTarget>(setup);
-  return target_kind(setup.spec.kind).make(setup);
+  if (setup.rank.size == 1) return target_kind(setup.spec.kind).make(setup);
+  OPENSPEC_CHECK_ARG(setup.device == Device::kCpu,
+                     "ranks share a target on the CPU only; use --replicas for more devices");
+  return std::make_unique<ShardedTarget>(setup);
 }
 
 }  // namespace openspec

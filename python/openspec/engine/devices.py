@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,13 @@ from openspec.errors import ConfigError
 from openspec.messages import StepTime
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+LAUNCH_BLOCKING = "CUDA_LAUNCH_BLOCKING"
+Links = Sequence[Sequence[int]]
+"""NVLinks between each two of the same devices: [num_devices, num_devices]."""
 _DEVICE = re.compile(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+")
-_GPU_LINE = re.compile(r"GPU ([0-9]+): .*")
+_GPU_LINE = re.compile(r"GPU ([0-9]+): .*\(UUID: (GPU-[^)]+)\)")
+_LINKS_LINE = re.compile(r"^GPU([0-9]+)\t(.*)$", re.M)
+_NVLINKS = re.compile(r"NV([0-9]+)")
 _MIG_LINE = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
 
 
@@ -42,7 +48,7 @@ class Place:
 
     share: Share
     device: str | None
-    """As CUDA_VISIBLE_DEVICES names it; None: whatever this process sees."""
+    """As CUDA_VISIBLE_DEVICES names it, or them; None: whatever this process sees."""
 
     @property
     def environ(self) -> dict[str, str]:
@@ -57,30 +63,34 @@ def places(
     available_bytes: int,
     *,
     may_use_gpus: bool = True,
+    num_ranks: int = 1,
 ) -> list[Place]:
     """A place for each engine: on the devices in turn, else on the GPUs that this process sees.
 
-    An index in `devices` counts the GPUs that `environ` makes visible, as in CUDA.
+    An index in `devices` counts the GPUs that `environ` makes visible, as in CUDA. With several
+    ranks each engine has as many devices of its own, which NVLinks connect.
 
     Raises:
-        ConfigError: for a device that cannot be, or more devices than replicas.
+        ConfigError: for a device that cannot be, more devices than engines use, or too few for
+            their ranks.
     """
     if devices is not None and not may_use_gpus:
         raise ConfigError("devices are GPUs, but --device is cpu; drop one of the two")
     found: Sequence[str | None]
     if devices is not None:
-        found = [_visible(device, environ) for device in devices]
-        num_replicas = len(found) if num_replicas is None else num_replicas
-        if not found or len(found) > num_replicas:
+        named = _named(devices, environ)
+        num_replicas = max(1, len(named) // num_ranks) if num_replicas is None else num_replicas
+        if len(named) > num_replicas * num_ranks:
             raise ConfigError(
-                f"{len(found)} devices for {num_replicas} replicas; name at least one device, and "
-                "no more than there are replicas"
+                f"{len(named)} devices for {num_replicas} replicas"
+                + (f" of {num_ranks} ranks" if num_ranks > 1 else "")
+                + "; name no more than they use"
             )
-        if len(set(found)) < len(found):
-            raise ConfigError(
-                f"devices: {','.join(devices)} names one twice; --replicas sets how many engines "
-                "share the devices"
-            )
+        found = named if num_ranks == 1 else _groups(named, num_replicas, num_ranks, environ)
+    elif num_ranks > 1:
+        visible = visible_devices(environ) if may_use_gpus else []
+        num_replicas = num_replicas or 1
+        found = _groups(visible, num_replicas, num_ranks, environ) if visible else [None]
     elif num_replicas is None or num_replicas == 1:
         return [Place(Share(), None)]
     else:
@@ -97,6 +107,81 @@ def places(
         )
         for replica in range(num_replicas)
     ]
+
+
+def _named(devices: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    found = [_visible(device, environ) for device in devices]
+    if not found:
+        raise ConfigError("devices: name at least one device, or leave it out")
+    if len(set(found)) < len(found):
+        raise ConfigError(
+            f"devices: {','.join(devices)} names one twice; --replicas sets how many engines "
+            "share the devices"
+        )
+    return found
+
+
+def _groups(
+    devices: Sequence[str], num_replicas: int, num_ranks: int, environ: Mapping[str, str]
+) -> list[str]:
+    """The devices of each engine, as CUDA_VISIBLE_DEVICES names them.
+
+    Raises:
+        ConfigError: where its ranks could wait for each other without end, or there are too few.
+    """
+    instead = "; or leave --tensor-parallel-size out, and --replicas N runs N whole engines"
+    shown = f"tensor_parallel_size {num_ranks}"
+    if environ.get(LAUNCH_BLOCKING, "0") not in ("", "0"):
+        raise ConfigError(
+            f"{shown}: with {LAUNCH_BLOCKING}={environ[LAUNCH_BLOCKING]} a rank would wait for "
+            f"others that are not started; unset it{instead}"
+        )
+    if divided := [device for device in devices if device.startswith("MIG-")]:
+        raise ConfigError(
+            f"{shown}: {divided[0]} is a part of a GPU, which no NVLink reaches; name whole GPUs"
+            f"{instead}"
+        )
+    if len(devices) < num_replicas * num_ranks:
+        raise ConfigError(
+            f"{shown} and replicas {num_replicas} take {num_replicas * num_ranks} GPUs, of which "
+            f"there are {len(devices)}: {','.join(devices)}; lower one of the two"
+        )
+    groups = neighbours(links_between(devices), num_ranks, num_replicas)
+    if not groups:
+        raise ConfigError(
+            f"{shown}: GPUs {','.join(devices)} do not make {num_replicas} groups of {num_ranks} "
+            "in which NVLinks connect each two, as nvidia-smi topo -m shows them; name others "
+            f"with --devices{instead}"
+        )
+    return [",".join(devices[place] for place in group) for group in groups]
+
+
+def neighbours(links: Links, size: int, num_groups: int) -> list[tuple[int, ...]]:
+    """Disjoint groups of `size` devices, each two of a group linked.
+
+    The weakest link within the groups is as strong as can be; of equal choices, the first devices
+    are taken. Empty if there are no such groups.
+    """
+    pairs = itertools.combinations(range(len(links)), 2)
+    for least in sorted({links[one][other] for one, other in pairs} - {0}, reverse=True):
+        if groups := _linked(links, least, range(len(links)), size, num_groups):
+            return groups
+    return []
+
+
+def _linked(
+    links: Links, least: int, free: Sequence[int], size: int, num_groups: int
+) -> list[tuple[int, ...]]:
+    """The first groups of free devices in order, each two with so many links; perhaps none."""
+    for group in itertools.combinations(free, size):
+        if any(links[one][other] < least for one, other in itertools.combinations(group, 2)):
+            continue
+        if num_groups == 1:
+            return [group]
+        rest = [device for device in free if device > group[0] and device not in group]
+        if more := _linked(links, least, rest, size, num_groups - 1):
+            return [group, *more]
+    return []
 
 
 def _visible(device: str, environ: Mapping[str, str]) -> str:
@@ -129,13 +214,40 @@ def visible_devices(environ: Mapping[str, str]) -> list[str]:
 
 
 def _installed_devices() -> list[str]:
+    return listed_devices(_nvidia_smi("-L"))
+
+
+def _nvidia_smi(*arguments: str) -> str:
+    """What it prints; nothing where it does not run."""
     try:
-        listed = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=60
+        return subprocess.run(
+            ["nvidia-smi", *arguments], capture_output=True, text=True, check=True, timeout=60
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        return []
-    return listed_devices(listed)
+        return ""
+
+
+def links_between(devices: Sequence[str]) -> Links:
+    """NVLinks between each two devices, named as in CUDA_VISIBLE_DEVICES, by nvidia-smi."""
+    uuids = {match[2]: match[1] for match in _GPU_LINE.finditer(_nvidia_smi("-L"))}
+    links = listed_links(_nvidia_smi("topo", "-m"))
+    # CUDA takes the beginning of a UUID as well.
+    indices = [
+        next((index for uuid, index in uuids.items() if uuid.startswith(device)), device)
+        for device in devices
+    ]
+    return [[links.get((one, other), 0) for other in indices] for one in indices]
+
+
+def listed_links(listed: str) -> dict[tuple[str, str], int]:
+    """NVLinks between GPUs, by their indices, from what `nvidia-smi topo -m` prints."""
+    rows = _LINKS_LINE.findall(listed)
+    return {
+        (index, other): int(link[1])
+        for index, cells in rows
+        for (other, _), cell in zip(rows, cells.split(), strict=False)
+        if (link := _NVLINKS.fullmatch(cell))
+    }
 
 
 def listed_devices(listed: str) -> list[str]:

@@ -4,58 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
-from openspec.engine.start_phases import Phases
-from openspec.errors import ConfigError, check_is_built, out_of_memory
-
-try:
-    from openspec import _C
-except ImportError as error:
-    check_is_built()
-    if out_of_memory(error) is not None:
-        raise
-    raise ConfigError(
-        f"openspec's compiled part does not load ({error}); it needs the torch that it was built "
-        "with: pip install torch, then pip install . again in the checkout of openspec"
-    ) from error
-from openspec.checkpoint.targets.config import ModelConfig
-from openspec.checkpoint.weights import DraftModel, load_weights
+from openspec.checkpoint.weights import load_weights
 from openspec.config import EngineConfig
-from openspec.drafters import plain_method
-from openspec.drafters.spec import (
-    DRAFT_WINDOW,
-    SUGGESTED_WINDOW,
-    DrafterSpec,
-    DraftSetup,
-    OptionValue,
-)
 from openspec.engine.core.engine_core import EngineCore
 from openspec.engine.core.kv_events import KVEventPublisher, KVEventsConfig
 from openspec.engine.core.request import Request
 from openspec.engine.devices import Share
-from openspec.engine.memory import (
-    CUDA,
-    DeviceMemory,
-    DeviceTraits,
-    MemoryPlan,
-    available_cpus,
-    available_memory,
-    choose_device,
-    plan_memory,
-)
+from openspec.engine.memory import CUDA, MemoryPlan
+from openspec.engine.plan import PlannedEngine, plan_engine  # which says why _C does not load
+from openspec.engine.start_phases import Phases
+from openspec.errors import ConfigError
 from openspec.messages import EngineInfo, StepTime
+from openspec.settings.setting import format_bytes
 from openspec.specs.runner import RunnerConfig
 
-logger = logging.getLogger(__name__)
+# isort: split
+from openspec import _C
 
-MAX_GRAMMAR_DRAFTS = 8
-"""Most drafts of a grammar in a step without a drafter: a schema's names are shorter."""
+logger = logging.getLogger(__name__)
 
 
 class CompiledRunner(_C.Runner):
@@ -108,21 +78,12 @@ def load_engine(
     """
     started = time.monotonic()
     phases = phases or Phases()
-    config.check()
-    device = choose_device(config.device, _C.why_no_cuda())
-    phases.end("device")
     share = share or Share()
-    config = _shared(config, device, share)
     kv_events = _kv_events_config(config, share)
-    model_config = ModelConfig.from_folder(config.model_path)
-    chosen = _choose_drafter(config, config.draft_setup(model_config), drafter)
-    max_model_len = _max_model_len(config, model_config)
-    wanted = _runner_config(config, device, model_config, max_model_len, chosen)
-    memory = _device_memory(config, device, share)
-    plan = plan_memory(config, _wanted_memory(wanted), max_model_len, device, memory)
-    logger.info("memory%s: %s", memory.of_each_rank, plan.describe())
-    phases.end("headers and memory plan")
-    runner_config = dataclasses.replace(wanted, max_model_len=plan.max_model_len)
+    planned = plan_engine(config, drafter, share, phases)
+    _log_plan(planned)
+    config, chosen, plan = planned.config, planned.chosen, planned.memory
+    runner_config = dataclasses.replace(planned.runner, max_model_len=plan.max_model_len)
     runner = CompiledRunner(runner_config, plan.num_pages, chosen.drafter)
     phases.end("memory")
     load_weights(runner, config.model_path, draft_model=chosen.draft_model)
@@ -134,7 +95,7 @@ def load_engine(
     step_times = []
     if config.adaptive_speculation:
         # Without a drafter they only say how many tokens that a grammar forces a step verifies.
-        budget_s = device.step_timing_s / (1 if config.draft_depth > 0 else 5)
+        budget_s = planned.device.step_timing_s / (1 if config.draft_depth > 0 else 5)
         step_times = _step_times(runner, share.step_times, budget_s)
     phases.end("step times")
 
@@ -158,6 +119,25 @@ def load_engine(
         publisher,
         displaces=config.scheduling_policy == "priority",
     )
+
+
+def _log_plan(planned: PlannedEngine) -> None:
+    plan, wanted = planned.memory, planned.runner
+    if wanted.tensor_parallel_size > 1:
+        logger.info(
+            "%d ranks on %s are a reference: the same text as one, and no sooner",
+            wanted.tensor_parallel_size,
+            wanted.device,
+        )
+    if plan.max_model_len < wanted.max_model_len:
+        logger.warning(
+            "max_model_len lowered from %d to %d, what the KV memory of %s holds; %s raises it",
+            wanted.max_model_len,
+            plan.max_model_len,
+            format_bytes(plan.kv_bytes),
+            planned.device.kv_flag(planned.config),
+        )
+    logger.info("memory: %s", plan.describe())
 
 
 def _log_ready(info: EngineInfo, phases: Phases) -> None:
@@ -228,166 +208,6 @@ def _step_times(
     return known
 
 
-@dataclass(frozen=True, slots=True)
-class _ChosenDrafter:
-    """Who drafts: one of the compiled methods, or a drafter of this process."""
-
-    method: str
-    options: Mapping[str, OptionValue] = field(default_factory=dict)
-    draft_model: DraftModel | None = None
-    drafter: _C.Drafter | None = None
-
-
-def _choose_drafter(
-    config: EngineConfig, setup: DraftSetup, drafter: _C.Drafter | None
-) -> _ChosenDrafter:
-    spec = setup.spec
-    spec.validate(setup)
-    if config.draft_depth == 0:
-        return _ChosenDrafter(plain_method(), drafter=drafter)
-    if drafter is None and spec.build is not None:
-        drafter = spec.build(config.draft_depth, setup.options)
-    if drafter is not None or spec.build is not None:
-        if not isinstance(drafter, _C.Drafter):
-            raise ConfigError(
-                "a drafter written in Python must be a subclass of openspec._C.Drafter, got "
-                f"{type(drafter).__name__}"
-            )
-        return _ChosenDrafter(plain_method(), drafter=drafter)
-    if spec.name not in _C.drafter_names():
-        raise ConfigError(f"method {spec.name!r} is not part of this build; reinstall openspec")
-    draft_model = _read_draft_model(spec, setup, config)
-    return _ChosenDrafter(spec.name, setup.options, draft_model)
-
-
-def _read_draft_model(
-    spec: DrafterSpec, setup: DraftSetup, config: EngineConfig
-) -> DraftModel | None:
-    if spec.read_draft_model is None:
-        return None
-    draft_model = spec.read_draft_model(setup)
-    logger.info("draft model: %s", draft_model.description)
-    if config.draft_model is None:
-        logger.info(
-            "draft model: %s, which came with the model; --draft-model takes another",
-            draft_model.folder,
-        )
-    length = draft_model.trained_length
-    sees_all = any(not layer.window for layer in draft_model.head.layers)
-    can_slide = sees_all and setup.options.get(DRAFT_WINDOW) == 0
-    if can_slide and length is not None and length < _max_model_len(config, setup.target):
-        logger.info(
-            "draft model: trained on %d tokens; --method-option %s=%d suggested for longer texts",
-            length,
-            DRAFT_WINDOW,
-            min(SUGGESTED_WINDOW, length),
-        )
-    return draft_model
-
-
-def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
-    if config.max_model_len is None:
-        return model_config.max_model_len
-    if config.max_model_len > model_config.max_model_len:
-        raise ConfigError(
-            f"max_model_len {config.max_model_len} exceeds what the model's positions are made "
-            f"for, {model_config.max_model_len}; lower --max-model-len or add rope scaling to "
-            "config.json"
-        )
-    return config.max_model_len
-
-
-def _wanted_memory(runner: RunnerConfig) -> _C.MemoryPlan:
-    """What the runner takes, of several ranks each.
-
-    Raises:
-        ConfigError: the core does not compute such a target, or not on so many ranks.
-    """
-    try:
-        return _C.memory_plan(runner)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
-def _device_memory(config: EngineConfig, device: DeviceTraits, share: Share) -> DeviceMemory:
-    if device is CUDA:
-        num_engines = share.num_on_device
-        free_bytes, total_bytes = _C.cuda_memory()
-        budget_bytes = int(total_bytes * config.gpu_memory_utilization / num_engines)
-        host_bytes = available_memory() // share.num_replicas
-    else:
-        num_engines = share.num_replicas
-        free_bytes = available_memory()
-        if share.available_bytes is not None:
-            # Some have taken their part by now, and some have not.
-            free_bytes = min(free_bytes, share.available_bytes // num_engines)
-        # The ranks of an engine have the host's memory in common.
-        free_bytes //= config.tensor_parallel_size
-        budget_bytes, host_bytes = free_bytes, 0
-    return DeviceMemory(
-        budget_bytes=budget_bytes,
-        free_bytes=free_bytes,
-        host_bytes=host_bytes,
-        num_engines=num_engines,
-        num_ranks=config.tensor_parallel_size,
-    )
-
-
-def _shared(config: EngineConfig, device: DeviceTraits, share: Share) -> EngineConfig:
-    """The settings of one of several engines, with its part of the CPUs."""
-    if share.num_replicas == 1:
-        return config
-    if device is CUDA and share.num_on_device > 1:
-        logger.info(
-            "one of %d engines on this GPU: gpu_memory_utilization %g is divided, %.3g each",
-            share.num_on_device,
-            config.gpu_memory_utilization,
-            config.gpu_memory_utilization / share.num_on_device,
-        )
-    num_threads = config.num_threads
-    if device is not CUDA and num_threads is None:
-        num_threads = max(1, available_cpus() // share.num_replicas)
-        logger.info("one of %d engines: %d CPU threads each", share.num_replicas, num_threads)
-    return dataclasses.replace(config, num_threads=num_threads)
-
-
-def _runner_config(
-    config: EngineConfig,
-    device: DeviceTraits,
-    model_config: ModelConfig,
-    max_model_len: int,
-    chosen: _ChosenDrafter,
-) -> RunnerConfig:
-    max_num_batched_tokens = device.choose_num_rows(
-        config.max_num_batched_tokens, config.min_num_batched_tokens
-    )
-    num_logits_rows = device.choose_num_logits_rows(
-        config.max_num_seqs * (1 + config.max_draft_tokens), model_config.vocab_size
-    )
-    return RunnerConfig(
-        target=model_config.spec,
-        device=device.name,
-        dtype=device.choose_dtype(config.dtype),
-        page_size=config.page_size,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_logits_rows=min(max_num_batched_tokens, num_logits_rows),
-        num_threads=config.num_threads or available_cpus(),
-        tensor_parallel_size=config.tensor_parallel_size,
-        max_draft_tokens=config.max_draft_tokens,
-        max_grammar_drafts=MAX_GRAMMAR_DRAFTS,
-        draft_depth=config.draft_depth,
-        method=chosen.method,
-        method_options=dict(chosen.options),
-        head=chosen.draft_model.head if chosen.draft_model is not None else None,
-        acceptance=config.acceptance if config.draft_depth > 0 else "match",
-        adaptive=config.adaptive_speculation,
-        enable_prefix_caching=config.enable_prefix_caching,
-        cache_key=os.urandom(16),
-    )
-
-
 def _info(
     config: EngineConfig,
     runner: RunnerConfig,
@@ -410,6 +230,7 @@ def _info(
         max_draft_tokens=runner.max_draft_tokens,
         dtype=runner.dtype,
         device=runner.device,
+        tensor_parallel_size=runner.tensor_parallel_size,
         memory_plan=plan.as_dict(),
         startup_seconds=startup_seconds,
         num_non_finite_draft_tensors=num_non_finite_draft_tensors,

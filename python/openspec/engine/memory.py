@@ -5,21 +5,18 @@ All that Python knows about kinds of devices is here.
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from openspec.config import EngineConfig
+from openspec.config import TENSOR_PARALLEL_SIZES, EngineConfig
 from openspec.errors import ConfigError
 from openspec.settings.setting import format_bytes
 
 if TYPE_CHECKING:
     from openspec import _C
-
-logger = logging.getLogger(__name__)
 
 DeviceName = Literal["cpu", "cuda"]
 
@@ -48,9 +45,11 @@ class DeviceTraits:
     """What timing steps may take at the start: of processor time on the CPU, where the first few
     kinds are timed whatever they take. On CUDA each kind is timed once all the same."""
     memory_flag: str
-    """The flag that gives KV pages more or less of the device's memory."""
+    """The flag that gives KV pages more or less of the device's memory by default."""
     is_host: bool
     """Whether its memory is the host's, where compiled grammars are."""
+    max_ranks: int
+    """Ranks that can share a model there."""
 
     def choose_dtype(self, wanted: str) -> str:
         """The type to compute in; `wanted` may be "auto".
@@ -66,6 +65,22 @@ class DeviceTraits:
                 f"{' or '.join(self.dtypes)}; leave out --dtype or choose another --device"
             )
         return wanted
+
+    def check_ranks(self, num_ranks: int) -> None:
+        """Refuses more ranks than can share a model.
+
+        Raises:
+            ConfigError: with what to do instead.
+        """
+        if num_ranks > self.max_ranks:
+            raise ConfigError(
+                f"tensor_parallel_size {num_ranks} does not run on {self.name} yet, only on cpu; "
+                "leave it out, and --replicas N runs a whole engine on each of N devices"
+            )
+
+    def kv_flag(self, config: EngineConfig) -> str:
+        """The flag that gives KV pages more or less memory."""
+        return self.memory_flag if config.kv_cache_memory is None else "--kv-cache-memory"
 
     def choose_num_rows(self, wanted: int | None, num_needed: int) -> int:
         """Rows of a step: as wanted, else the default, or what is needed if that is more."""
@@ -88,6 +103,7 @@ CPU = DeviceTraits(
     step_timing_s=0.5,
     memory_flag="--kv-cache-memory",
     is_host=True,
+    max_ranks=max(TENSOR_PARALLEL_SIZES),
 )
 CUDA = DeviceTraits(
     name="cuda",
@@ -100,6 +116,7 @@ CUDA = DeviceTraits(
     step_timing_s=0.25,
     memory_flag="--gpu-memory-utilization",
     is_host=False,
+    max_ranks=1,
 )
 
 
@@ -136,11 +153,6 @@ class DeviceMemory:
     """Ranks that share the engine's model; the figures are one's share."""
 
     @property
-    def of_each_rank(self) -> str:
-        """Whose memory it is, where that must be said."""
-        return f" of each of {self.num_ranks} ranks" if self.num_ranks > 1 else ""
-
-    @property
     def described(self) -> str:
         """What the engine may take, on a few words."""
         who = "the engine" if self.num_ranks == 1 else f"each of {self.num_ranks} ranks"
@@ -170,6 +182,8 @@ class MemoryPlan:
     num_pages: int
     max_model_len: int
     available_bytes: int
+    num_ranks: int = 1
+    """Ranks of the engine, each of which takes as much as this."""
 
     @property
     def kv_bytes(self) -> int:
@@ -209,8 +223,9 @@ class MemoryPlan:
         """The plan on one line."""
         grammars = f", grammars {format_bytes(self.grammar_bytes)}" if self.counts_grammars else ""
         states = f"states {format_bytes(self.state_bytes)}, " if self.state_bytes > 0 else ""
+        whose = f"each of {self.num_ranks} ranks has " if self.num_ranks > 1 else ""
         return (
-            f"weights {format_bytes(self.weight_bytes)}, "
+            f"{whose}weights {format_bytes(self.weight_bytes)}, "
             f"KV {format_bytes(self.kv_bytes)} ({self.num_pages} pages, {self.num_kv_tokens} "
             f"tokens), {states}scratch {format_bytes(self.scratch_bytes)}, "
             f"drafter {format_bytes(self.drafter_bytes)}{grammars}: "
@@ -242,10 +257,9 @@ def plan_memory(
     fixed_bytes = sum(fixed.values()) + (grammar_bytes if device.is_host else 0)
     left_bytes = memory.budget_bytes - fixed_bytes
     pages_per_seq = -(-max_model_len // page_size)
-    kv_bytes, flag = config.kv_cache_memory, "--kv-cache-memory"
+    kv_bytes, flag = config.kv_cache_memory, device.kv_flag(config)
     fewer = ", or run fewer --replicas" if memory.num_engines > 1 else ""
     if kv_bytes is None:
-        flag = device.memory_flag
         kv_bytes = int(left_bytes * device.default_kv_share)
         if device.default_kv_bytes is not None:
             kv_bytes = min(kv_bytes, device.default_kv_bytes)
@@ -261,13 +275,6 @@ def plan_memory(
                 f"{format_bytes(fixed_bytes)} of the {memory.described}); raise {flag} or lower "
                 f"--max-model-len{fewer}"
             )
-        logger.warning(
-            "max_model_len lowered from %d to %d, what the KV memory of %s holds; %s raises it",
-            max_model_len,
-            num_pages * page_size,
-            format_bytes(kv_bytes),
-            flag,
-        )
         max_model_len = num_pages * page_size
     plan = MemoryPlan(
         **fixed,
@@ -278,6 +285,7 @@ def plan_memory(
         num_pages=num_pages,
         max_model_len=max_model_len,
         available_bytes=memory.free_bytes,
+        num_ranks=memory.num_ranks,
     )
     if plan.total_bytes > memory.free_bytes:
         raise ConfigError(

@@ -72,7 +72,8 @@ class ServeConfig:
     prompt cached, unless it is busier than the others. Default: as many as `devices`, or 1."""
     devices: list[str] | None = None
     """GPUs of the engines, in turn: indices among those that this process sees, or UUIDs of GPUs or
-    MIG devices, separated by commas. Default: the first ones."""
+    MIG devices, separated by commas. With tensor_parallel_size each engine gets as many, which
+    NVLinks connect. Default: the first ones."""
     min_replicas: int | None = number(None, 1, 1024)
     """Engines without which the server neither starts nor is ready. Default: all at the start, one
     from then on."""

@@ -61,7 +61,8 @@ class RayConfig:
     max_ongoing_requests: int | None = number(None, 1, 1 << 20)
     """Requests of a replica beyond which Ray keeps more for others. Default: twice max_num_seqs."""
     num_gpus: float | None = number(None, 0, 1024)
-    """GPUs of a replica. Default: 1, or 0 with device cpu or in a cluster without GPUs."""
+    """GPUs of a replica. Default: tensor_parallel_size, or 0 with device cpu or in a cluster
+    without GPUs."""
     num_cpus: float = number(1, 0, 1024)
     """CPUs of a replica. On a CPU its engine has as many threads, unless num_threads says more."""
     health_check_period_s: float = number(10.0, 0.1, 3600)
@@ -78,7 +79,8 @@ def build(args: Mapping[str, Raw]) -> serve.Application:
     num_gpus = ray_config.num_gpus
     if num_gpus is None:
         has_gpus = ray.is_initialized() and ray.cluster_resources().get("GPU", 0) >= 1
-        num_gpus = 1 if engine.device == "cuda" or (engine.device == "auto" and has_gpus) else 0
+        uses_gpus = engine.device == "cuda" or (engine.device == "auto" and has_gpus)
+        num_gpus = engine.tensor_parallel_size if uses_gpus else 0
     if num_gpus == 0 and engine.num_threads is None:
         engine = dataclasses.replace(engine, num_threads=max(1, math.ceil(ray_config.num_cpus)))
     options: dict[str, Any] = {"num_replicas": ray_config.num_replicas}
@@ -131,6 +133,12 @@ def parse(args: Mapping[str, Raw]) -> tuple[EngineConfig, ServeConfig, RayConfig
         raise ConfigError(
             f"max_replicas ({ray_config.max_replicas}) is less than min_replicas "
             f"({ray_config.min_replicas}); raise the one or lower the other"
+        )
+    num_gpus, num_ranks = ray_config.num_gpus, engine.tensor_parallel_size
+    if num_gpus and num_ranks > 1 and num_gpus != num_ranks:
+        raise ConfigError(
+            f"num_gpus ({num_gpus:g}) of a replica must be its tensor_parallel_size, {num_ranks}; "
+            "drop num_gpus"
         )
     return engine, server, ray_config
 

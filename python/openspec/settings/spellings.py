@@ -41,13 +41,36 @@ class Spelling:
     """Logged for a neutral value that asks for something."""
 
 
-_ONE_DEVICE = "an engine runs on one device; --replicas N runs an engine on each of several"
 _REQUESTS = "prompts are never logged; --access-log logs a line for every request"
 _LORA = "LoRA is not supported; merge the adapter into the model's weights"
 
 SPELLINGS = (
     Spelling(("tp", "tp_size"), int, setting="tensor_parallel_size"),
-    Spelling(("pipeline_parallel_size", "pp", "pp_size"), int, neutral=(1,), otherwise=_ONE_DEVICE),
+    Spelling(
+        ("pipeline_parallel_size", "pp", "pp_size"),
+        int,
+        neutral=(1,),
+        otherwise="layers are not dealt to devices; --replicas N runs an engine on each of several",
+    ),
+    Spelling(
+        ("disable_custom_all_reduce",),
+        bool,
+        neutral=ANYTHING,
+        note="ranks exchange sums in one way, in which their number does not change the text",
+    ),
+    Spelling(
+        ("distributed_executor_backend",),
+        neutral=("mp", "uni"),
+        otherwise="ranks of an engine are threads of one process; drop it. Under Ray, "
+        "openspec.serve.ray_app runs replicas",
+        note="ranks of an engine are threads of one process",
+    ),
+    Spelling(
+        ("enable_expert_parallel",),
+        bool,
+        neutral=(False,),
+        otherwise="mixtures of experts are not supported; drop it",
+    ),
     Spelling(
         ("data_parallel_size", "dp", "dp_size"),
         int,
@@ -116,7 +139,10 @@ SPECULATIVE_SPELLINGS = (
     Spelling(("model",), setting="draft_model"),
     Spelling(("revision",), revision_of="draft_model"),
     Spelling(
-        ("draft_tensor_parallel_size",), int, neutral=(1,), otherwise="a drafter runs on one device"
+        ("draft_tensor_parallel_size",),
+        int,
+        neutral=(1,),
+        otherwise="a drafter is not shared by ranks, whatever tensor_parallel_size is; drop it",
     ),
 )
 """Keys of vLLM's `speculative_config`."""

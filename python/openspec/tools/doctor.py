@@ -1,14 +1,15 @@
 """`python -m openspec.doctor --model DIR --method NAME`: does this drafter fit this model?
 
 A drafter that does not fit is still exact, only useless: nothing fails, and hardly a draft is
-accepted. This says what the draft checkpoint is and whether its numbers are numbers, runs a short
-text, compares the acceptance with what the method should reach, and where it is low tries what is
-likely to be wrong.
+accepted. This says what the machine has, what the draft checkpoint is and whether its numbers are
+numbers. It runs a short text, compares the acceptance with what the method should reach, and where
+it is low tries what is likely to be wrong.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import shlex
 import sys
@@ -109,8 +110,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         own = build(DoctorConfig, values)
         check_ranges(own)
         check_is_built()
+        from openspec.tools.machine import examine_machine  # which loads the compiled core
+
         has_problem = False
-        for line in examine(config, lambda one: measure(one, own.doctor_tokens)):
+        report = examine(config, lambda one: measure(one, own.doctor_tokens))
+        for line in itertools.chain(examine_machine(config.with_folders()), report):
             print(line, flush=True)
             has_problem |= line.startswith(PROBLEM)
     except (ConfigError, RequestError) as error:  # the latter: the texts do not fit max_model_len

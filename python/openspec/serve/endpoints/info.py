@@ -144,7 +144,7 @@ def _for_routers(context: ServerContext) -> JsonObject:
         "max_total_tokens": num_kv_tokens,
         "max_running_requests": max_num_seqs,
         "kv_block_size": info.page_size,
-        "tp_size": 1,
+        "tp_size": info.tensor_parallel_size,
         "dp_size": len(context.engine.all),
     }
 

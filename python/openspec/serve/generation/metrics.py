@@ -135,6 +135,7 @@ class ServerMetrics:
                     "num_speculative_tokens": str(info.num_speculative_tokens),
                     "dtype": info.dtype,
                     "device": info.device,
+                    "tensor_parallel_size": str(info.tensor_parallel_size),
                 }
             )
             self._restarts.labels(name)

@@ -57,6 +57,7 @@ async def start_engines(
         os.environ,
         available_memory(),
         may_use_gpus=engine_config.device != "cpu",
+        num_ranks=engine_config.tensor_parallel_size,
     )
     if config.devices is not None:
         engine_config = dataclasses.replace(engine_config, device="cuda")
