@@ -105,7 +105,7 @@ def crowded(name: str, num_ranks: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_crowded(drafter_name: str, target_name: str, num_ranks: int, reference: Reference) -> None:
-    """Chunks, preemptions, prefix hits, and requests that are called off."""
+    """Chunks, preemptions, and requests that are called off."""
     batch = jobs("mixed", 12)
     leaving = [
         dataclasses.replace(job, abort_after=2 + i) if i % 4 == 3 else job
@@ -118,7 +118,7 @@ def test_crowded(drafter_name: str, target_name: str, num_ranks: int, reference:
         else:
             assert found.token_ids == expected.token_ids[: len(found.token_ids)]
     stats = core.stats()
-    assert stats.num_preemptions > 0 and stats.prefix_cache_hits > 0
+    assert stats.num_preemptions > 0
     # Heads with a selector are random: they guess what other targets say by luck only.
     is_lucky = drafter_name in SELECTORS and target_name != EMBEDDED
     if drafter_name not in ("none", "(garbage)") and not is_lucky:
@@ -137,11 +137,15 @@ def test_faults(name: str, stage: str, num_ranks: int, reference: Reference) -> 
 
 
 @pytest.mark.parametrize("name", EACH_DRAFTER)
-def test_bfloat16(name: str) -> None:
+def test_prefix_hits_in_bfloat16(name: str) -> None:
     batch = jobs("mixed", 6)
     plain_texts = texts(run(make_core(method="none", dtype="bfloat16"), batch))
     settings = drafter_settings(name) | {"dtype": "bfloat16"}
-    assert texts(run(make_core(**settings, tensor_parallel_size=4), batch)) == plain_texts
+    core = make_core(**settings, tensor_parallel_size=4)
+    assert texts(run(core, batch)) == plain_texts
+    before = core.stats().prefix_cache_hits
+    assert texts(run(core, batch)) == plain_texts
+    assert core.stats().prefix_cache_hits > before
 
 
 @pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=FULL), 4])
@@ -191,7 +195,9 @@ def test_eight_heads(name: str, num_kv_heads: int, num_ranks: int) -> None:
     settings |= {"tensor_parallel_size": num_ranks, "max_num_batched_tokens": 64}
     core = make_core(model=folder, adaptive_speculation=False, **settings)
     assert texts(run(core, batch)) == texts(expected)
-    assert texts(run(core, batch)) == texts(expected)  # prefix hits
+    before = core.stats().prefix_cache_hits
+    assert texts(run(core, batch)) == texts(expected)
+    assert core.stats().prefix_cache_hits > before
 
 
 # ---- Logits, log-probabilities ------------------------------------------------------------------
