@@ -13,7 +13,7 @@ from openspec.serve.generation.answer import Answer, unless_gone
 from openspec.serve.generation.body import Arrival, received_request
 from openspec.serve.generation.chat_prompt import ChatJob, chat_job, render_chat
 from openspec.serve.generation.context import ServerContext
-from openspec.serve.shapes.input_items import as_items
+from openspec.serve.shapes.input_items import KeptItem, as_items
 from openspec.serve.shapes.response_items import OutputWriter, ResponseObject, ResponseUsage
 from openspec.serve.shapes.responses import (
     ResponsesRequest,
@@ -39,7 +39,7 @@ async def create_response(context: ServerContext, request: Request) -> Response:
         echo = await pool.run(num_bytes, lambda: _Echo.of(body))
         await _add_kept(context, arrival, body)
         chat_request = await pool.run(num_bytes, lambda: as_chat(body))
-        items: list[bytes] = []
+        items: list[KeptItem] = []
         if body.store is not False:
             items = await pool.run(num_bytes, lambda: as_items(body, arrival.unique))
         chat = await chat_job(
