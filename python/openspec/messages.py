@@ -43,7 +43,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
     choice: list[str] | None = None
     """One of these texts."""
     grammar: str | None = None
-    """A text of this grammar in EBNF, which begins with the rule `root`."""
+    """A text of this grammar, in EBNF (`root ::= ...`) or in Lark (`start: ...`)."""
     json_object: bool | None = None
     """Any JSON object."""
     structural_tag: dict[str, object] | str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -90,11 +91,25 @@ def _check_ends(body: GenerationFields, name: str) -> None:
             raise RequestError(f"{other} and {name} exclude each other", other)
 
 
-def _structured(fields: object, param: str) -> StructuredOutputs:
-    try:
-        return msgspec.convert(fields, StructuredOutputs)
-    except msgspec.ValidationError as error:
-        raise RequestError(f"{param}: {error}", param) from None
+_TYPES = {
+    "json": "an object or a string",
+    "structural_tag": "an object or a string",
+    "choice": "a list of strings",
+    "regex": "a string",
+    "grammar": "a string",
+    "whitespace_pattern": "a string",
+}
+"""What a key of `structured_outputs` holds; the others are true or false."""
+
+
+def _structured(fields: Mapping[str, object], param: str) -> StructuredOutputs:
+    for key, value in fields.items():
+        try:
+            msgspec.convert({key: value}, StructuredOutputs)
+        except msgspec.ValidationError:
+            wanted = _TYPES.get(key, "true or false")
+            raise RequestError(f"{param}: {key} must be {wanted}", param) from None
+    return msgspec.convert(fields, StructuredOutputs)
 
 
 def _of_response_format(given: ResponseFormat, param: str) -> Wanted:
@@ -110,7 +125,8 @@ def _of_response_format(given: ResponseFormat, param: str) -> Wanted:
             param,
         )
     if inner.schema_ is None:
-        raise RequestError(f"{param}: json_schema.schema is missing", param)
+        where = "json_schema.schema" if param == "response_format" else "schema"
+        raise RequestError(f"{param}: {where} is missing", param)
     return Wanted(StructuredOutputs(json=inner.schema_), param, bool(inner.strict))
 
 
