@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 from pydantic import ValidationError
 
-from openspec.errors import RequestError
+from openspec.errors import RequestError, wrong_type
 from openspec.messages import StructuredOutputs
 from openspec.serve.generation.context import ServerContext
 from openspec.serve.shapes.chat import (
@@ -91,25 +90,11 @@ def _check_ends(body: GenerationFields, name: str) -> None:
             raise RequestError(f"{other} and {name} exclude each other", other)
 
 
-_TYPES = {
-    "json": "an object or a string",
-    "structural_tag": "an object or a string",
-    "choice": "a list of strings",
-    "regex": "a string",
-    "grammar": "a string",
-    "whitespace_pattern": "a string",
-}
-"""What a key of `structured_outputs` holds; the others are true or false."""
-
-
-def _structured(fields: Mapping[str, object], param: str) -> StructuredOutputs:
-    for key, value in fields.items():
-        try:
-            msgspec.convert({key: value}, StructuredOutputs)
-        except msgspec.ValidationError:
-            wanted = _TYPES.get(key, "true or false")
-            raise RequestError(f"{param}: {key} must be {wanted}", param) from None
-    return msgspec.convert(fields, StructuredOutputs)
+def _structured(fields: object, param: str) -> StructuredOutputs:
+    try:
+        return msgspec.convert(fields, StructuredOutputs)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"{param}: {wrong_type(error)}", param) from None
 
 
 def _of_response_format(given: ResponseFormat, param: str) -> Wanted:
