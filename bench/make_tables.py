@@ -51,6 +51,16 @@ CPU = (
     ("2-core-epyc-tiny-dflash", "DFlash, EPYC"),
     ("2-core-epyc-tiny-dspark", "DSpark, EPYC"),
 )
+SMOLLM2 = ("2-core-epyc-smollm2-1-thread", "2-core-epyc-smollm2-2-threads")
+TASKS = {
+    "gsm8k": "GSM8K",
+    "two_turns": "MT-bench, second turn",
+    "edit": "rename in a function",
+    "copy": "copy a passage",
+    "quote": "summarise with quotes",
+    "ask": "answer from a passage",
+    "extract": "records as JSON",
+}
 WORKLOADS = {"gsm8k_test": "GSM8K"}  # names of data sets; others are their own
 
 
@@ -134,6 +144,42 @@ def plain_and_drafts(sources: Sequence[tuple[str, str]], workloads: Sequence[str
     return rows_of(cells) + conditions(shown, [name for name, _ in sources])
 
 
+def tasks() -> str:
+    """Ratio to plain decoding by processor time, and the least and most of the turns."""
+    documents = [load(name) for name in SMOLLM2]
+    cells = {
+        tuple(name.split(", ")): row["ratio"]["new"]
+        for document in documents
+        for name, row in document.items()
+        if name != "environment"
+    }
+    columns = list(dict.fromkeys((count, threads) for _, count, threads in cells))
+    headings = [
+        f"{count.split()[0]} request{'s' * (count != '1 requests')}, "
+        f"{threads.split()[0]} thread{'s' * (threads != '1 threads')}"
+        for count, threads in columns
+    ]
+    lines = [["prompts", *headings]]
+    for kind, label in TASKS.items():
+        line = [label]
+        for count, threads in columns:
+            ratio = cells.get((kind, count, threads))
+            line.append(
+                f"{ratio['median']:.2f}x ({ratio['least']:.2f} to {ratio['most']:.2f})"
+                if ratio
+                else ""
+            )
+        lines.append(line)
+    environments = [document["environment"] for document in documents]
+    commits = list(dict.fromkeys(environment["commit"][:7] for environment in environments))
+    flags = environments[0]["flags"]
+    return rows_of(lines) + (
+        "\nAll texts equal plain decoding's. Greedy, up to "
+        f"{flags['max_tokens']} tokens an answer; turns: {flags['turns']}; "
+        f"commit: {joined(commits)}; files: {', '.join(f'`{name}`' for name in SMOLLM2)}.\n"
+    )
+
+
 def expected() -> str:
     """Ratios to plain decoding alone, of chains on one workload, and of copying at its best."""
     columns = (1, 8, 32)
@@ -213,6 +259,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "oracle-targets": partial(oracles, "target"),
     "oracle-heads": partial(oracles, "head"),
     "expected": expected,
+    "tasks": tasks,
     "memory": partial(planned, "models"),
     "memory-heads": partial(planned, "heads"),
 }

@@ -284,12 +284,17 @@ def texts_of(choices: list[dict[str, Any]]) -> list[str]:
     return [one["text"] if "text" in one else one["message"]["content"] or "" for one in choices]
 
 
+ENDED = (FileNotFoundError, ProcessLookupError)
+"""What looking at a process, a thread or a file says that is no longer there."""
+
+
 def processes(pid: int) -> list[int]:
     """A process and all its descendants."""
     found = [pid]
     for one in found:
-        for task in Path(f"/proc/{one}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
+        with suppress(*ENDED):
+            for task in Path(f"/proc/{one}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
     return found
 
 
@@ -304,7 +309,7 @@ def open_files(pid: int) -> list[str]:
     name = Path(f"/proc/{pid}/comm").read_text().strip()
     links = []
     for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
+        with suppress(*ENDED):
             links.append(f"{name}: {link.readlink()}".partition(":[")[0])
     return links
 
@@ -320,11 +325,15 @@ def metrics(url: str) -> Counter[str]:
 
 
 def look(pid: int, url: str, began: float) -> Sample:
-    everyone, counters = processes(pid), metrics(url)
+    counters, megabytes, files = metrics(url), 0.0, list[str]()
+    for one in processes(pid):
+        with suppress(*ENDED):
+            megabytes += resident_megabytes(one)
+            files += open_files(one)
     return Sample(
         round(time.monotonic() - began, 1),
-        round(sum(map(resident_megabytes, everyone)), 2),
-        sorted(name for one in everyone for name in open_files(one)),
+        round(megabytes, 2),
+        sorted(files),
         counters["spec_decode_num_draft_tokens_total"],
         counters["spec_decode_num_accepted_tokens_total"],
     )

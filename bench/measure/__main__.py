@@ -3,6 +3,8 @@
     python -m bench.measure ready --build old=OLD/site --build new=build/gpu/site \\
         --with "plain=--model M" --with "dflash=--model M --method dflash --draft-model H"
 
+    python -m bench.measure tasks --model M --data DATA --build old=OLD --build new=. --turns 3
+
 `ready`, `prompts`, `turns` and `agents` take any number of servers: each --build with each --with,
 and each --command. A build is a checkout with its own .venv, a virtual environment, or a folder
 for PYTHONPATH. A command may begin with variables: --command "old=NAME=1 python -m openspec.serve".
@@ -20,6 +22,8 @@ from pathlib import Path
 from bench.measure.grammar_cases import forced, masks
 from bench.measure.server_cases import agents, prompts, ready, turns
 from bench.measure.servers import sides_of
+from bench.measure.task_cases import tasks
+from bench.measure.task_prompts import KINDS
 
 from openspec.bench.environment import environment
 from openspec.bench.server import leave_on_sigterm
@@ -27,7 +31,7 @@ from openspec.bench.workloads import workload_names
 from openspec.errors import ConfigError
 
 OF_SERVERS = {case.__name__: case for case in (ready, prompts, turns, agents)}
-OF_GRAMMARS = {case.__name__: case for case in (masks, forced)}
+WITHOUT_SERVERS = {case.__name__: case for case in (masks, forced, tasks)}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -37,15 +41,16 @@ def parser() -> argparse.ArgumentParser:
     )
     cases = whole.add_subparsers(dest="case", required=True)
     parts = {}
-    for name, case in (OF_SERVERS | OF_GRAMMARS).items():
+    for name, case in (OF_SERVERS | WITHOUT_SERVERS).items():
         line = (case.__doc__ or "").split("\n\n")[0]
         part = parts[name] = cases.add_parser(name, help=line, description=case.__doc__)
         part.add_argument("--turns", type=int, default=5, help="that count, of each side")
         part.add_argument("--json", type=Path, help="where to record the figures")
         if name in OF_SERVERS:
-            part.add_argument("--build", action="append", default=[], metavar="NAME=PLACE")
             part.add_argument("--with", action="append", default=[], metavar="NAME=FLAGS")
             part.add_argument("--command", action="append", default=[], metavar="NAME=COMMAND")
+        if name in OF_SERVERS or name == "tasks":
+            part.add_argument("--build", action="append", default=[], metavar="NAME=PLACE")
             part.add_argument(
                 "--python", default=sys.executable, help="of builds without their own"
             )
@@ -60,8 +65,14 @@ def parser() -> argparse.ArgumentParser:
     parts["forced"].add_argument(
         "--runs", nargs="+", default=["none", "ngram"], metavar="METHOD[:DRAFT_MODEL]"
     )
-    for name in ("turns", "forced"):
-        parts[name].add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
+    parts["tasks"].add_argument("--model")
+    parts["tasks"].add_argument("--method", default="ngram")
+    parts["tasks"].add_argument("--data", type=Path, help="folder of GSM8K's and MT-bench's files")
+    parts["tasks"].add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS))
+    parts["tasks"].add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parts["tasks"].add_argument("--singles", type=int, default=3, help="prompts for one request")
+    for name, counts in (("turns", [1, 16]), ("forced", [1, 16]), ("tasks", [1, 8])):
+        parts[name].add_argument("--concurrency", type=int, nargs="+", default=counts)
         parts[name].add_argument("--max-tokens", type=int, default=128)
     parts["turns"].add_argument("--workload", default="mixed", choices=workload_names())
     return whole
@@ -76,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sides = sides_of(args.build, vars(args)["with"], args.command, args.python)
             report = OF_SERVERS[args.case](sides, args)
         else:
-            report = OF_GRAMMARS[args.case](args)
+            report = WITHOUT_SERVERS[args.case](args)
     except ConfigError as error:
         print(f"bench.measure: {error}", file=sys.stderr)
         return 2

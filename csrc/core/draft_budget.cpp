@@ -36,7 +36,10 @@ double StepTimes::seconds(double num_rows) const {
   if (points_.size() == 1 || num_rows <= points_.front().first) return points_.front().second;
   auto right = std::find_if(points_.begin(), points_.end(),
                             [&](const auto& point) { return point.first >= num_rows; });
-  if (right == points_.end()) --right;
+  if (right == points_.end()) {
+    const auto& [most, longest] = points_.back();
+    return longest * num_rows / most;
+  }
   if (right->first <= most_sized_rows_ && num_rows <= right->first) return right->second;
   const auto left = right - 1;
   const double slope = (right->second - left->second) / (right->first - left->first);
@@ -67,6 +70,21 @@ StepTimes StepTable::of(int num_seqs) const {
     }
   }
   return StepTimes({best.begin(), best.end()}, most_sized_rows_);
+}
+
+std::vector<StepTable::Point> StepTable::with_drafter(std::span<const Point> timed) const {
+  std::vector<Point> points;
+  for (const Point& point : timed) {
+    const StepTimes plain = of(point.num_seqs);
+    const double added = std::max(0.0, point.seconds - plain.seconds(point.num_rows));
+    for (const Point& own : points_) {
+      const int num_rows = std::max(own.num_rows, point.num_seqs);
+      const bool is_known = !points.empty() && points.back().num_seqs == point.num_seqs &&
+                            points.back().num_rows == num_rows;
+      if (!is_known) points.push_back({point.num_seqs, num_rows, plain.seconds(num_rows) + added});
+    }
+  }
+  return points;
 }
 
 namespace {
@@ -191,19 +209,29 @@ RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int
   if (candidates.size() > room) candidates.resize(room);
 
   constexpr double kLeastShare = 0.1;  // of the expected time, whatever it was corrected by
+  // A token that a draft brings is worth a whole one only where others wait for its sequence's
+  // place. Else the step goes on for the others, and what is saved is the sequence's last row.
+  constexpr double kWorth = 0.8;
+  // What is expected is off by a few hundredths. The best of many counts is often one that seems
+  // better than it is, so drafts that promise less than this over a step without are not taken.
+  constexpr double kLeastGain = 1.02;
+  double least = 0.0, best = 0.0;
   RowBudget budget{.counts = std::vector<int>(offers.size(), 0)};
   double tokens = num_sampled;
   for (int taken = 0;; ++taken) {
     const double seconds =
         std::max(times.seconds(num_rows + taken) + fixed_seconds, times.seconds(num_sampled));
     const StepYield::Correction correction = yield.of(num_sampled, taken);
-    const double rate =
-        correction.tokens * tokens / std::max(seconds + correction.seconds, kLeastShare * seconds);
-    if (taken == 0 || rate > budget.tokens_per_second) {
+    const double brought = correction.tokens * tokens;
+    const double taking = std::max(seconds + correction.seconds, kLeastShare * seconds);
+    const double rate = (num_sampled + kWorth * (brought - num_sampled)) / taking;
+    if (taken == 0) least = kLeastGain * rate;
+    if (taken == 0 || rate > std::max(best, least)) {
+      best = rate;
       budget.num_drafts = taken;
       budget.tokens = tokens;
       budget.seconds = seconds;
-      budget.tokens_per_second = rate;
+      budget.tokens_per_second = brought / taking;
     }
     if (taken == static_cast<int>(candidates.size())) break;
     tokens += candidates[static_cast<size_t>(taken)].survival;

@@ -41,9 +41,10 @@ struct SourceEstimate {
   AcceptanceEstimate availability;  // how often it has any
 };
 
-/// Seconds of a step by its number of rows; between the measured points a straight line, past the
-/// last one the slope of the last two. As far as steps come in sizes, a count between two of them
-/// takes the time of the larger.
+/// Seconds of a step by its number of rows; between the measured points a straight line. Past the
+/// last one a row takes what rows take there on average: with few rows further ones cost next to
+/// nothing, because a step has to read the weights, and with many they do not. As far as steps come
+/// in sizes, a count between two of them takes the time of the larger.
 class StepTimes {
  public:
   StepTimes() = default;
@@ -76,6 +77,9 @@ class StepTable {
 
   bool empty() const { return points_.empty(); }
   StepTimes of(int num_seqs) const;
+  /// Points of steps with a drafter, of which each number of sequences was timed once, with any
+  /// number of rows: what it adds to a step of this table it adds to those with other rows, too.
+  std::vector<Point> with_drafter(std::span<const Point> timed) const;
 
  private:
   std::vector<Point> points_;  // by sequences, then rows
@@ -146,10 +150,11 @@ struct DraftOffer {
 ///
 /// Drafts are taken in falling order of survival (the probability that they and all before them
 /// are accepted); the number taken maximises
-///   (num_sampled + sum of survivals) / (seconds(num_rows + taken) + fixed_seconds)
-/// over every count, both corrected by `yield`, so that a step in the cost is looked across. Drafts
-/// do not make a step larger than those that were measured. `fixed_seconds` is below zero where
-/// rows of a prompt take time that no draft is to pay for.
+///   (num_sampled + 0.8 * sum of survivals) / (seconds(num_rows + taken) + fixed_seconds)
+/// over every count, both corrected by `yield`, so that a step in the cost is looked across; where
+/// that is next to nothing more than without drafts, none is taken. Drafts do not make a step
+/// larger than those that were measured. `fixed_seconds` is below zero where rows of a prompt take
+/// time that no draft is to pay for.
 ///
 /// Source: the rule of vLLM's scheduler, with measured times, over all sequences at once.
 struct RowBudget {

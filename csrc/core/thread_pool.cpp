@@ -1,6 +1,7 @@
 #include "core/thread_pool.h"
 
 #include <chrono>
+#include <ctime>
 
 #include "core/check.h"
 
@@ -9,6 +10,12 @@
 #endif
 
 namespace openspec {
+
+double processor_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
 
 namespace {
 

@@ -9,6 +9,9 @@
 
 namespace openspec {
 
+/// Of the calling thread, in seconds: what its work takes, however busy the machine is.
+double processor_seconds();
+
 /// Runs loops on a fixed set of threads; the calling thread takes part.
 ///
 /// Iterations are claimed one by one, so a descheduled worker never holds the others up for more

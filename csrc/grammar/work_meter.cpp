@@ -2,8 +2,9 @@
 
 #include <work.h>
 
-#include <ctime>
 #include <limits>
+
+#include "core/thread_pool.h"
 
 namespace openspec {
 
@@ -14,18 +15,12 @@ constexpr int64_t kUnitsBetweenLooks = 1024;
 
 thread_local const WorkMeter* meter = nullptr;
 
-double thread_seconds() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
 }  // namespace
 
 const char* WorkStopped::what() const noexcept { return "work on a grammar was stopped"; }
 
 WorkMeter::WorkMeter(double seconds, const std::atomic<bool>* is_unwanted)
-    : begin_(thread_seconds()), most_(seconds), is_unwanted_(is_unwanted) {
+    : begin_(processor_seconds()), most_(seconds), is_unwanted_(is_unwanted) {
   meter = this;
   xgrammar::work_left = 0;
 }
@@ -35,7 +30,7 @@ WorkMeter::~WorkMeter() {
   xgrammar::work_left = 0;
 }
 
-double WorkMeter::seconds() const { return thread_seconds() - begin_; }
+double WorkMeter::seconds() const { return processor_seconds() - begin_; }
 
 void WorkMeter::check() const {
   const bool is_unwanted = is_unwanted_ != nullptr && is_unwanted_->load(std::memory_order_relaxed);

@@ -211,7 +211,7 @@ const std::vector<SpanResult>& Runner::collect(StepLease& lease) {
   backend_->collect(lease);
   const Clock::time_point begun = std::max(last_collected_, lease.launched_at);
   const double seconds = seconds_since(std::exchange(last_collected_, Clock::now()));
-  backend_->planner().observe_time(lease, seconds);
+  backend_->planner().observe_time(lease, backend_->planned_seconds(seconds));
   const double whole = std::chrono::duration<double>(last_collected_ - begun).count();
   const std::optional<double> drafting = backend_->draft_seconds(lease);
   {
@@ -306,22 +306,26 @@ std::vector<double> Runner::time_steps(std::span<const StepKind> kinds, int cont
     slots.push_back(table_.add(tokens, context, {}, sequences_.prefixes().root({})));
     std::copy(pages.pages().begin(), pages.pages().end(), table_.page_row(slots.back()).begin());
   }
-  const auto start = Clock::now();
+  double spent = 0.0;
+  const auto time = [&](size_t i) {
+    const double seconds = backend_->time_step(kinds[i], slots);
+    spent += seconds;
+    return seconds;
+  };
   const bool is_cuda = config_.device == Device::kCuda;
-  const int num_turns = is_cuda ? 2 : 4;
+  if (!is_cuda) time(0);  // the first step of all finds memory that was never touched
   std::vector<double> best(kinds.size(), 0.0);
   for (int repeat = 0; repeat < num_repeats; ++repeat) {
+    // In a row: the first find caches and clocks as a step of another kind has left them. Where
+    // steps take long the host's kinds are all timed once before.
+    const int num_turns = is_cuda ? 2 : repeat == 0 ? 1 : 4;
     for (size_t i = 0; i < kinds.size(); ++i) {
-      // However long they take: two points make a line, and sizes all count.
-      const bool is_needed =
-          is_cuda || (kinds[i].num_seqs == 1 &&
-                      (kinds[i].num_rows == 1 || kinds[i].num_rows == 1 + config_.draft_room()));
-      if (seconds_since(start) > budget && (repeat > 0 || !is_needed)) continue;
+      const bool is_needed = repeat == 0 && i < backend_->num_needed_kinds();
+      if (spent > budget && !is_needed) continue;
       if (kinds[i].num_rows > most_rows * kinds[i].num_seqs) continue;
-      // In a row: the first find caches and clocks as a step of another kind has left them.
       for (int turn = 0; turn < num_turns; ++turn) {
-        if (turn > 0 && seconds_since(start) > budget) break;
-        const double seconds = backend_->time_step(kinds[i], slots);
+        if (turn > 0 && spent > budget) break;
+        const double seconds = time(i);
         if (best[i] == 0.0 || seconds < best[i]) best[i] = seconds;
       }
     }
@@ -354,7 +358,9 @@ void Runner::set_step_times(std::span<const TimedStep> measured) {
     (kind.proposes ? proposing : plain).push_back({kind.num_seqs, kind.num_rows, seconds});
   }
   const int most_sized_rows = backend_->most_sized_rows();
-  backend_->planner().set_step_times(StepTable(std::move(plain), most_sized_rows),
+  StepTable without(std::move(plain), most_sized_rows);
+  if (most_sized_rows == 0) proposing = without.with_drafter(proposing);
+  backend_->planner().set_step_times(std::move(without),
                                      StepTable(std::move(proposing), most_sized_rows));
 }
 

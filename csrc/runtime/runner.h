@@ -63,7 +63,8 @@ class Runner {
   const RunnerConfig& config() const { return config_; }
   const SequenceTable& table() const { return table_; }
 
-  /// Times steps over made-up sequences, for the row budget; stops after about `budget` seconds.
+  /// Times steps over made-up sequences, for the row budget; stops after about `budget` seconds of
+  /// steps.
   /// Call before the first sequence. Returns what was measured.
   std::vector<TimedStep> measure_step_times(double budget);
   /// Takes what a runner with the same configuration measured on such a device, instead.

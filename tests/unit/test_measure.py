@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 
 import pytest
 from bench.measure import servers
 from bench.measure.__main__ import main
 from bench.measure.servers import Side, sides_of, started
+from bench.measure.task_prompts import KINDS
 
 from openspec.errors import ConfigError
 
@@ -99,6 +101,38 @@ def test_grammars(tmp_path: Path) -> None:
     words = ("forced", "--runs", "none", "--concurrency", "2", "--max-tokens", "24")
     [row] = measured(tmp_path / "forced", *words).values()
     assert row["is_equal"] and row["share_of_forced_tokens"] > 0
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Data sets of a few lines in the form of GSM8K and MT-bench."""
+    questions = [{"question": f"Ann has {n} apples and eats 2. How many are left?"} for n in "5678"]
+    talks = [{"turns": [f"Count to {n}.", "And back.", "Again."]} for n in range(3, 7)]
+    for name, rows in (("gsm8k_test", questions), ("mt_bench", talks)):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path
+
+
+def test_prompts_of_tasks_are_different_and_the_same_again(data: Path) -> None:
+    for name, kind in KINDS.items():
+        asked = list(islice(kind(data), 4))
+        assert asked == list(islice(kind(data), 4))
+        assert len({turns[0] for turns in asked}) == 4
+        assert {len(turns) for turns in asked} == {2 if name == "two_turns" else 1}
+
+
+@pytest.mark.full
+def test_tasks(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("--threads", "1", "--concurrency", "1", "4", "--singles", "1", "--max-tokens", "12")
+    record = measured(
+        data / "tasks", "tasks", "--data", str(data), "--only", "two_turns", "copy", *sizes
+    )
+    assert len(record) == 4
+    for row in record.values():
+        assert row["ratio"]["this"]["median"] > 0 and row["tokens"] > 0
+        assert row["last_turn"]["plain"]["drafted"] == 0 < row["last_turn"]["plain"]["steps"]
+    assert main(["tasks"]) == 2
+    assert "--data" in capsys.readouterr().err
 
 
 @pytest.mark.full

@@ -19,8 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # places by priority, kept responses and Lark took 1,000.
 MAX_CODE_LINES = 52_700
 # Programs whose question is answered go, with their note as what is left. 13,000 until the official
-# suite of JSON Schema, real schemas and structured soaks were to be run: 700 more.
-MAX_BENCH_LINES = 13_700
+# suite of JSON Schema, real schemas and structured soaks were to be run: 700 more. Tasks for a real
+# model took 400.
+MAX_BENCH_LINES = 14_100
 MAX_PYTHON_FUNCTION = 80  # lines: what is read at one glance
 MAX_NATIVE_FUNCTION = 120  # lines: a kernel with its stages named
 # Modules at the top of a wing, a sub-folder as one: what a newcomer looks through first.

@@ -41,6 +41,7 @@ class DeviceStep final : public StepBackend {
   void collect(StepLease& lease) override;
   std::optional<double> draft_seconds(const StepLease& lease) const override;
   std::vector<StepKind> step_kinds() const override { return book_.step_kinds(); }
+  size_t num_needed_kinds() const override { return step_kinds().size(); }
   int most_sized_rows() const override { return book_.most_sized_rows(); }
   double time_step(const StepKind& kind, std::span<const int> slots) override;
   void set_capture(std::vector<int> layers) override;

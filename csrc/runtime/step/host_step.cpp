@@ -1,7 +1,6 @@
 #include "runtime/step/host_step.h"
 
 #include <algorithm>
-#include <bit>
 #include <numeric>
 #include <utility>
 
@@ -23,22 +22,19 @@ void line_up(StepLease& lease, size_t index, std::span<const int32_t> path) {
 }  // namespace
 
 void HostPace::begin() {
-  if (end_) {
-    const double gap = seconds_since(*end_) - excluded_seconds_;
-    if (gap < kLongestGap) {
-      // A step before which requests came says little of the next.
-      const double usual = host_seconds_ > 0.0 ? std::min(gap, 2.0 * host_seconds_) : gap;
-      host_seconds_ += 0.1 * (usual - host_seconds_);
-    }
-  }
-  begin_ = Clock::now();
+  begin_ = processor_seconds();
+  if (std::exchange(thread_, std::this_thread::get_id()) != std::this_thread::get_id()) return;
+  const double gap = begin_ - end_ - learning_seconds_;
+  if (gap > kLongestGap) return;
+  // A step before which requests came says little of the next.
+  const double usual = host_seconds_ > 0.0 ? std::min(gap, 2.0 * host_seconds_) : gap;
+  host_seconds_ += 0.1 * (usual - host_seconds_);
 }
 
-double HostPace::seconds_since_begin() const { return seconds_since(begin_); }
-
-double HostPace::end() {
-  end_ = Clock::now();
-  return std::chrono::duration<double>(*end_ - begin_).count();
+void HostPace::end() {
+  end_ = processor_seconds();
+  seconds_ = learning_seconds_ + host_seconds_ + end_ - begin_;
+  learning_seconds_ = 0.0;
 }
 
 HostStep::HostStep(StepContext context)
@@ -67,14 +63,16 @@ void HostStep::set_capture(std::vector<int> layers) {
 }
 
 void HostStep::launch(StepLease& lease) {
+  const Clock::time_point begin = Clock::now();
   pace_.begin();
   context_.table.grammar_work().begin_step();
   propose(lease);
-  lease.draft_seconds = pace_.seconds_since_begin();
+  lease.draft_seconds = seconds_since(begin);
   score(lease);
   choose(lease);
   accept(lease);
-  lease.seconds = pace_.end();
+  pace_.end();
+  lease.seconds = seconds_since(begin);
 }
 
 void HostStep::propose(StepLease& lease) {
@@ -291,7 +289,7 @@ void HostStep::teach_drafter(const StepLease& lease) {
     const bool is_current = table.is_held_by(slot, lease.serials[i]);
     num_computed.push_back(is_current ? lease.results[i].num_computed : 0);
   }
-  const auto begin = Clock::now();
+  const double begin = processor_seconds();
   try {
     if (keeps_rows_) {
       teacher_.keep(committed(lease, num_computed));
@@ -301,7 +299,7 @@ void HostStep::teach_drafter(const StepLease& lease) {
   } catch (const std::exception& error) {
     context_.report_drafter_failure(error);
   }
-  pace_.exclude(seconds_since(begin));
+  pace_.note_learning(processor_seconds() - begin);
 }
 
 CommittedStep HostStep::committed(const StepLease& lease,
@@ -316,18 +314,25 @@ CommittedStep HostStep::committed(const StepLease& lease,
 std::vector<StepKind> HostStep::step_kinds() const {
   const RunnerConfig& config = context_.config;
   const int rows_per_seq = 1 + config.draft_room();
+  const int most = std::min(config.max_num_batched_tokens, config.max_num_seqs * rows_per_seq);
   std::vector<StepKind> kinds;
-  for (int num_seqs = 1; num_seqs <= config.max_num_seqs; num_seqs *= 2) {
-    const int most = std::min(config.max_num_batched_tokens, num_seqs * rows_per_seq);
-    for (int rows = num_seqs; rows <= most;) {
-      kinds.push_back({num_seqs, rows, false});
-      if (context_.drafter.needs().is_costly) kinds.push_back({num_seqs, rows, true});
-      if (rows == most) break;
-      // Steps of half a power of two: 1, 2, 3, 4, 6, 8, 12 ...
-      const int power = static_cast<int>(std::bit_floor(static_cast<unsigned>(rows)));
-      rows = std::min(most, rows + std::max(1, power / 2));
-    }
+  // Whose rows they are hardly matters, so those of one sequence tell what rows cost; what a
+  // drafter adds hangs on the number of sequences alone.
+  const auto add = [&](int num_rows, bool proposes) {
+    const StepKind kind{proposes ? num_rows : 1, num_rows, proposes};
+    if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
+  };
+  const bool is_costly = context_.drafter.needs().is_costly;
+  add(1, false);
+  if (is_costly) add(1, true);
+  add(std::min(most, rows_per_seq), false);
+  add(std::min(most, kManySeqs * rows_per_seq), false);
+  for (int rows = 2; rows < most; rows *= 2) {
+    add(rows, false);
+    if (is_costly && rows <= config.max_num_seqs) add(rows, true);
   }
+  add(most, false);
+  for (int rows = 3; rows < most; rows *= 2) add(rows, false);
   return kinds;
 }
 
@@ -350,7 +355,7 @@ double HostStep::time_step(const StepKind& kind, std::span<const int> slots) {
     wanted.push_back({.slot = slot, .num_wanted = config.max_draft_tokens});
   }
   lay_out(lease);
-  const auto begin = Clock::now();
+  const double begin = processor_seconds();
   if (kind.proposes) {
     std::vector<Draft> drafts(wanted.size());
     drafts_.drafter().offer(wanted, drafts);
@@ -365,7 +370,7 @@ double HostStep::time_step(const StepKind& kind, std::span<const int> slots) {
   } else if (context_.drafter.works_on_arrays()) {
     teacher_.learn(step);
   }
-  return seconds_since(begin);
+  return processor_seconds() - begin;
 }
 
 std::vector<float> HostStep::last_logits() {

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <optional>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "core/thread_pool.h"
@@ -13,24 +14,25 @@
 
 namespace openspec {
 
-/// When steps begin and end, and what the host takes between them.
+/// What steps take of the calling thread's processor time, and what the host takes between them.
+/// By the wall clock a step that others held up would seem dear.
 class HostPace {
  public:
   void begin();
-  double seconds_since_begin() const;
-  /// Returns the seconds of the step.
-  double end();
+  void end();
   /// So much of the time after the step is the drafter's, which step times have.
-  void exclude(double seconds) { excluded_seconds_ = seconds; }
+  void note_learning(double seconds) { learning_seconds_ = seconds; }
   /// Between steps, smoothed.
   double host_seconds() const { return host_seconds_; }
+  /// Of the step that has ended, with what came since the one before.
+  double seconds() const { return seconds_; }
 
  private:
-  // Longer gaps are idleness, not the host's share of a step.
+  // Longer gaps are other work of the thread, not the host's share of a step.
   static constexpr double kLongestGap = 0.02;
-  Clock::time_point begin_;
-  std::optional<Clock::time_point> end_;
-  double host_seconds_ = 0.0, excluded_seconds_ = 0.0;
+  std::thread::id thread_;  // that ran the last step: another one's clock is not comparable
+  double begin_ = 0.0, end_ = 0.0;
+  double host_seconds_ = 0.0, learning_seconds_ = 0.0, seconds_ = 0.0;
 };
 
 /// The step on the CPU, and the reference of what a step is.
@@ -43,12 +45,14 @@ class HostStep final : public StepBackend {
   void copy(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void launch(StepLease& lease) override;
   void collect(StepLease&) override {}
+  double planned_seconds(double) const override { return pace_.seconds(); }
   std::optional<double> draft_seconds(const StepLease& lease) const override {
     return lease.draft_seconds;
   }
   void add_sequence(int slot) override { teacher_.add_sequence(slot); }
   void teach_drafter(const StepLease& lease) override;
   std::vector<StepKind> step_kinds() const override;
+  size_t num_needed_kinds() const override { return context_.drafter.needs().is_costly ? 4 : 3; }
   double time_step(const StepKind& kind, std::span<const int> slots) override;
   void set_capture(std::vector<int> layers) override;
   std::vector<float> last_logits() override;
@@ -58,6 +62,10 @@ class HostStep final : public StepBackend {
   static size_t scratch_bytes(const RunnerConfig& config);
 
  private:
+  // Sequences whose rows with all drafts make a step of many rows: there the weights, which are
+  // read once a step, no longer hide what a row costs.
+  static constexpr int kManySeqs = 4;
+
   // The step, by stages.
   void propose(StepLease& lease);
   void score(StepLease& lease);

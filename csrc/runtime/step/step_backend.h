@@ -65,13 +65,18 @@ class StepBackend {
   /// After the table has taken the results.
   virtual void teach_drafter(const StepLease& /*lease*/) {}
 
-  /// The steps that are worth timing, in the order of their use.
+  /// The steps that are worth timing, in the order of their use, and how many of the first are
+  /// timed however long they take.
   virtual std::vector<StepKind> step_kinds() const = 0;
+  virtual size_t num_needed_kinds() const = 0;
   /// Up to so many rows any other step takes as long as the next larger of these.
   virtual int most_sized_rows() const { return 0; }
   /// Seconds of one step of the sequences, which have pages for its rows and more; nothing is
   /// committed.
   virtual double time_step(const StepKind& kind, std::span<const int> slots) = 0;
+  /// What the step that was collected last took, as `time_step` counts, with the host's share;
+  /// `seconds` have gone by since the one before it was collected.
+  virtual double planned_seconds(double seconds) const { return seconds; }
   DraftPlanner& planner() { return planner_; }
 
   /// Layers whose output is kept: the drafter's needs, or a test's.

@@ -45,7 +45,8 @@ class DeviceTraits:
     default_kv_bytes: int | None
     """... and a limit to it."""
     step_timing_s: float
-    """What timing steps may take at the start. On CUDA each kind is timed once all the same."""
+    """What timing steps may take at the start: of processor time on the CPU, where the first few
+    kinds are timed whatever they take. On CUDA each kind is timed once all the same."""
     memory_flag: str
     """The flag that gives KV pages more or less of the device's memory."""
     is_host: bool

@@ -1,11 +1,12 @@
 """anthropic's tool runner and threads, and forms of its beta: whole and streamed."""
 
 import asyncio
+from typing import Literal
 
 import anthropic
 from anthropic import beta_async_tool, beta_tool
 from playing import EMBEDDED, MODEL, SCRIPTED, call, played, print_versions
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 calls: list[tuple[int, int]] = []
 
@@ -31,10 +32,10 @@ async def add_later(a: int, b: int) -> str:
     return add(a, b)
 
 
-class Sum(BaseModel):
-    """What the answer holds."""
+class Size(BaseModel):
+    """What the answer holds: no bounds, which the SDK asks for in words only."""
 
-    apples: int = Field(ge=0, le=99)
+    size: Literal["small", "large"]
 
 
 place = {"base_url": SCRIPTED, "api_key": "unused", "max_retries": 0}
@@ -78,8 +79,8 @@ for text in ("One.", "Two."):
 assert [message["role"] for message in thread.messages] == ["user", "assistant"] * 2
 embedded = anthropic.Anthropic(**{**place, "base_url": EMBEDDED})
 question = [{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}]
-form = {"model": MODEL, "max_tokens": 512, "messages": question, "output_format": Sum}
-assert isinstance(embedded.messages.parse(**form).parsed_output, Sum)
+form = {"model": MODEL, "max_tokens": 512, "messages": question, "output_format": Size}
+assert isinstance(embedded.messages.parse(**form).parsed_output, Size)
 with embedded.beta.messages.stream(**form) as stream:
-    assert isinstance(stream.get_final_message().parsed_output, Sum)
+    assert isinstance(stream.get_final_message().parsed_output, Size)
 print_versions("anthropic")
