@@ -219,7 +219,12 @@ def test_a_schema_beside_the_type(server: RunningServer, kind: str) -> None:
             "structured_outputs",
             "regex must be a string",
         ),
-        (CHAT, {"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs", "list of str"),
+        (
+            CHAT,
+            {"structured_outputs": {"choice": ["a", 1]}},
+            "structured_outputs",
+            "choice[1] must be a string",
+        ),
         (TEXT, {"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "exclude"),
         (TEXT, {"guided_regex": "(?=a)"}, "guided_regex", "lookahead"),
         (TEXT, {"guided_choice": []}, "guided_choice", "1 to"),
