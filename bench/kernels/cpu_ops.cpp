@@ -142,6 +142,7 @@ struct Shape {
   int num_outputs;
   int num_inputs;
   LinearEpilogue epilogue;
+  bool may_split = false;
 };
 
 void bench_linear(const char* model, const std::vector<Shape>& shapes, DType dtype) {
@@ -160,7 +161,10 @@ void bench_linear(const char* model, const std::vector<Shape>& shapes, DType dty
       LinearParams params;
       params.weight = {.num_outputs = shape.num_outputs,
                        .num_inputs = shape.num_inputs,
-                       .epilogue = shape.epilogue};
+                       .epilogue = shape.epilogue,
+                       .num_splits = shape.may_split ? linear_num_splits(shape.num_outputs,
+                                                                         shape.num_inputs)
+                                                     : 1};
       params.x = x.data();
       params.out = out.data();
       params.num_rows = num_rows;
@@ -398,18 +402,27 @@ int main(int argc, char** argv) {
   if (is_wanted("linear tiny")) {
     bench_linear("tiny",
                  {{"qkv", 768, 320, kNone},
-                  {"o", 320, 512, kNone},
+                  {"o", 320, 512, kNone, true},
                   {"gate_up", 2432, 320, kSwiGlu},
-                  {"down", 320, 1216, kNone},
+                  {"down", 320, 1216, kNone, true},
                   {"lm_head", 4096, 320, kNone}},
+                 DType::kF32);
+  }
+  if (is_wanted("linear SmolLM")) {
+    bench_linear("135M",
+                 {{"qkv", 960, 576, kNone},
+                  {"o", 576, 576, kNone, true},
+                  {"gate_up", 3072, 576, kSwiGlu},
+                  {"down", 576, 1536, kNone, true},
+                  {"lm_head", 49152, 576, kNone}},
                  DType::kF32);
   }
   if (is_wanted("linear 0.6B")) {
     bench_linear("0.6B",
                  {{"qkv", 4096, 1024, kNone},
-                  {"o", 1024, 2048, kNone},
+                  {"o", 1024, 2048, kNone, true},
                   {"gate_up", 6144, 1024, kSwiGlu},
-                  {"down", 1024, 3072, kNone},
+                  {"down", 1024, 3072, kNone, true},
                   {"lm_head", 151936, 1024, kNone}},
                  DType::kF32);
   }

@@ -102,7 +102,7 @@ struct Matrix {
   void* out = nullptr;
 
   size_t bytes() const { return linear_packed_bytes_cuda(num_outputs, num_inputs); }
-  int num_splits() const { return may_split ? linear_num_splits_cuda(num_outputs, num_inputs) : 1; }
+  int num_splits() const { return may_split ? linear_num_splits(num_outputs, num_inputs) : 1; }
   LinearParams params(int copy, int num_rows, const void* x) const {
     const bool is_apart = may_split && num_rows <= kMaxPartialRows;
     LinearParams params;

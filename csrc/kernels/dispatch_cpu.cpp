@@ -109,8 +109,8 @@ const char* isa_name(Isa isa) {
   return isa == Isa::kAvx512 ? "avx512" : isa == Isa::kAvx2 ? "avx2" : "baseline";
 }
 
-LinearLayout linear_layout_cpu(int num_inputs) {
-  return num_inputs % 32 == 0 && has_matrix_unit() ? LinearLayout::kPairs : LinearLayout::kLines;
+LinearLayout linear_layout_cpu(int whole_inputs) {
+  return whole_inputs % 32 == 0 && has_matrix_unit() ? LinearLayout::kPairs : LinearLayout::kLines;
 }
 
 void linear_cpu(const ExecContext& exec, const LinearParams& params) {
@@ -120,9 +120,10 @@ void linear_cpu(const ExecContext& exec, const LinearParams& params) {
                                                                 params.dtype, weight.layout) == 0,
       "linear over ", params.num_rows, " rows needs a workspace");
   OPENSPEC_CHECK(has_legal_bias(params), "a linear with an epilogue or splits has no bias");
-  OPENSPEC_CHECK(weight.has_all_inputs(), "a CPU's sum is one chain over all ",
-                 weight.whole_inputs(), " inputs, it cannot be cut");
-  OPENSPEC_CHECK(has_legal_shard(weight), "outputs beyond a matrix of ", weight.whole_outputs());
+  OPENSPEC_CHECK(has_legal_shard(weight), "a shard is some of a matrix's ", weight.whole_outputs(),
+                 " outputs, or some of its ", weight.num_splits, " splits");
+  OPENSPEC_CHECK(has_legal_output(params), "sums of a shard of inputs stay apart, those of an ",
+                 "epilogue do not, and rows of outputs do not overlap");
   OPENSPEC_CHECK(weight.format == MatrixFormat::kBF16, "CPU linears read bf16 weights");
   if (weight.layout == LinearLayout::kLines) {
     ops().linear(exec, params);

@@ -25,9 +25,10 @@ CPP_LAYERS = ("core", "kernels", "model", "grammar", "runtime", "bind")
 KERNEL_FAMILIES: dict[str, tuple[str, ...]] = {
     "common": (),
     "choose": (),
-    "linear": (),
+    "exchange": (),
+    "linear": ("exchange",),  # where sums are sent
     "attention": ("linear",),  # the CPU's tile of sums
-    "norm": (),
+    "norm": ("exchange",),  # where sums are taken
     "rope": ("attention",),  # the CPU's largest head
     "steps": ("choose",),  # parameters of sampling in the sequence table
     "drafts": ("choose", "linear", "steps"),

@@ -6,6 +6,7 @@
 #include "kernels/attention/prefill_wgmma.cuh"
 #include "kernels/common/hopper.h"
 #include "kernels/common/launch.cuh"
+#include "kernels/common/per_device.h"
 
 namespace openspec::span_attention {
 namespace {
@@ -34,7 +35,7 @@ template <int kHeadDim>
 int launch_prefill_wgmma(const AttentionArgs& args, void* stream) {
   constexpr auto kKernel = prefill_wgmma_kernel<kHeadDim>;
   constexpr int kBytes = WgmmaLayout<kHeadDim>::kBytes;
-  static const int allowed = cuda::allow_shared_bytes(kKernel, kBytes);
+  const int allowed = cuda::per_device([] { return cuda::allow_shared_bytes(kKernel, kBytes); });
   if (allowed != cudaSuccess) return allowed;
   WgmmaArgs wgmma_args = {args, kBlockTokens};
   while (args.page_size % wgmma_args.box_lines != 0) wgmma_args.box_lines /= 2;

@@ -14,6 +14,7 @@
 #include "kernels/attention/span_attention.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/common/packs.cuh"
+#include "kernels/common/per_device.h"
 
 namespace openspec {
 namespace {
@@ -113,17 +114,17 @@ struct DecodeKernel {
 template <int kHeadDim>
 const std::vector<DecodeKernel>& warp_kernels() {
   static_assert(kMaxWarpTilePairs == 24);
-  static const std::vector<DecodeKernel> kernels = {
-      DecodeKernel::available(DecodeKernel::by_warps<kHeadDim>(8)),
-      DecodeKernel::available(DecodeKernel::by_warps<kHeadDim>(16)),
-      DecodeKernel::available(DecodeKernel::by_warps<kHeadDim>(24))};
-  return kernels;
+  return cuda::per_device([] {
+    return std::vector<DecodeKernel>{DecodeKernel::available(DecodeKernel::by_warps<kHeadDim>(8)),
+                                     DecodeKernel::available(DecodeKernel::by_warps<kHeadDim>(16)),
+                                     DecodeKernel::available(DecodeKernel::by_warps<kHeadDim>(24))};
+  });
 }
 /// Large tiles first. Of the same kernel the one with more shared memory last: its limit stays. Of
 /// the smaller heads tiles of 16 pairs would give a warp half of what a product has.
 template <int kHeadDim>
 const std::vector<DecodeKernel>& cta_kernels() {
-  static const std::vector<DecodeKernel> kernels = [] {
+  return cuda::per_device([] {
     std::vector<DecodeKernel> all;
     const auto add = [&](DecodeKernel kernel) { all.push_back(DecodeKernel::available(kernel)); };
     if constexpr (kHeadDim == kMinHeadDim) add(DecodeKernel::by_cta<kHeadDim, 4>(2));
@@ -135,8 +136,7 @@ const std::vector<DecodeKernel>& cta_kernels() {
       add(DecodeKernel::by_cta<kHeadDim, 1>(1));
     }
     return all;
-  }();
-  return kernels;
+  });
 }
 
 bool is_short(const SpanAttentionParams& params) {
@@ -247,16 +247,18 @@ int num_clusters_of(const SpanAttentionParams& params, int kv_len) {
          ceil_div(kv_len, kClusterBlocks * kBlockTokens);
 }
 
-/// Two CTAs to an SM, or three.
+/// Three CTAs to an SM.
 const ClusterLaunch& close_clusters() {
-  static const ClusterLaunch close(ClusterLayout::kUsedBytes);
-  return close;
+  return cuda::per_device([] { return ClusterLaunch(ClusterLayout::kUsedBytes); });
+}
+/// Two CTAs to an SM.
+const ClusterLaunch& distant_clusters() {
+  return cuda::per_device([] { return ClusterLaunch(ClusterLayout::kApartBytes); });
 }
 const ClusterLaunch& cluster_launch_of(const SpanAttentionParams& params) {
-  static const ClusterLaunch apart(ClusterLayout::kApartBytes);
   const int num_wanted = std::min(params.rows.num_rows * params.kv.num_kv_heads,
                                   num_clusters_of(params, /*kv_len=*/1));
-  return num_wanted <= apart.num_clusters ? apart : close_clusters();
+  return num_wanted <= distant_clusters().num_clusters ? distant_clusters() : close_clusters();
 }
 
 /// Whether decode_cluster_kernel can attend to the step.
@@ -360,7 +362,7 @@ template <int kHeadDim>
 int launch_prefill_mma(const AttentionArgs& args, void* stream) {
   constexpr auto kKernel = prefill_mma_kernel<kHeadDim>;
   constexpr int kBytes = PrefillLayout<kHeadDim>::kBytes;
-  static const int allowed = cuda::allow_shared_bytes(kKernel, kBytes);
+  const int allowed = cuda::per_device([] { return cuda::allow_shared_bytes(kKernel, kBytes); });
   if (allowed != cudaSuccess) return allowed;
   return cuda::launch(kKernel, cuda::num_sms() * kPrefillCtasPerSm, kPrefillThreads, kBytes, stream,
                       args);

@@ -207,16 +207,18 @@ void Attention::transpose_keys(const char* const* lines, int count, float* keys)
 void Attention::score(const float* queries, int count, const float* keys, float* scores) const {
   TileArgs args;
   args.x_stride = head_dim_;
-  args.num_inputs = head_dim_;
+  args.num_splits = 1;
+  args.ends[0] = head_dim_;
   args.sums_stride = kScoreStride;
-  args.is_first = true;
+  args.from = nullptr;
+  args.is_added = false;
   const int num_tiles = static_cast<int>(ceil_div(count, kMaxInPlaceRows));
   for (int t = 0; t < num_tiles; ++t) {
     const int begin = count * t / num_tiles;
     const int rows = count * (t + 1) / num_tiles - begin;
     const int step = min_of(kUnitsPerPanel, max_units(rows));
     args.x = queries + begin * head_dim_;
-    args.sums = scores + begin * kScoreStride;
+    args.to = scores + begin * kScoreStride;
     for (int unit = 0; unit < kUnitsPerPanel; unit += step) {
       const int units = min_of(step, kUnitsPerPanel - unit);
       for (int u = 0; u < units; ++u) {
@@ -251,16 +253,18 @@ void Attention::weigh(const float* weights, const float* const* lines, int begin
   TileArgs args;
   args.line = lines + begin;
   args.x_stride = kScoreStride;
-  args.num_inputs = end - begin;
+  args.num_splits = 1;
+  args.ends[0] = end - begin;
   args.sums_stride = head_dim_;
-  args.is_first = is_first;
+  args.is_added = false;
   const int num_units = head_dim_ / kUnitColumns;
   const int num_tiles = static_cast<int>(ceil_div(group_, kMaxInPlaceRows));
   for (int t = 0; t < num_tiles; ++t) {
     const int first_head = group_ * t / num_tiles;
     const int heads = group_ * (t + 1) / num_tiles - first_head;
     args.x = weights + first_head * kScoreStride + begin;
-    args.sums = sums + first_head * head_dim_;
+    args.to = sums + first_head * head_dim_;
+    args.from = is_first ? nullptr : args.to;
     const int num_steps =
         static_cast<int>(ceil_div(num_units, min_of(kWeighUnits, max_units(heads))));
     for (int step = 0; step < num_steps; ++step) {

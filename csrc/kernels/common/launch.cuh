@@ -40,7 +40,7 @@ inline bool overlaps_kernels() {
   return does;
 }
 
-/// Multiprocessors of the current device; one device per process.
+/// Multiprocessors of the current device; a process has devices of a kind.
 inline int num_sms() {
   static const int count = [] {
     int device = 0, value = 0;
@@ -81,7 +81,7 @@ int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes
   return launch_clusters(1, kernel, grid, block, shared_bytes, stream, std::forward<Args>(args)...);
 }
 
-/// Raises a kernel's limit of dynamic shared memory; once per kernel, outside of graph capture too.
+/// Raises a kernel's limit of dynamic shared memory; once per device, outside of graph capture too.
 template <typename Kernel>
 int allow_shared_bytes(Kernel* kernel, size_t bytes) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

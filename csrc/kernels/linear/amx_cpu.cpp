@@ -47,6 +47,7 @@ class Product {
         ceil_div(params_.weight.num_outputs / panels_per_output(), kLinearPanel));
   }
   int64_t num_inputs() const { return params_.weight.num_inputs; }
+  int64_t sums_stride() const { return panels_per_output() * kLinearPanel; }
 
   void cut_row(int row) const;
   void clear_padding() const;
@@ -57,8 +58,14 @@ class Product {
   uint16_t* tile(int64_t block, int t) const {
     return parts_ + (block * num_tiles_ + t) * kTileElements;
   }
-  void multiply(int first_tile, int count, const uint16_t* panel, bool is_first_read,
-                float* sums) const;
+  void multiply(int first_tile, int count, const uint16_t* panel, const InputRange& inputs,
+                bool is_first_read, float* sums) const;
+  void write(int split, const float* sums, int first_row, int last_row, int output) const {
+    const int panel = output * panels_per_output();
+    write_outputs(params_, split, sums, sums_stride(), first_row, last_row, panel,
+                  panel + panels_per_output());
+  }
+  void add_parts(const float* part_sums, int num_rows, bool is_first, float* sums) const;
 
   const LinearParams& params_;
   uint16_t* parts_;
@@ -97,9 +104,10 @@ void Product::clear_padding() const {
   }
 }
 
-// sums[16 * count][32] = part rows of tiles [first_tile, first_tile + count) times a panel.
-void Product::multiply(int first_tile, int count, const uint16_t* panel, bool is_first_read,
-                       float* sums) const {
+// sums[16 * count][32] = part rows of tiles [first_tile, first_tile + count) times a panel, over
+// the inputs of a split.
+void Product::multiply(int first_tile, int count, const uint16_t* panel, const InputRange& inputs,
+                       bool is_first_read, float* sums) const {
   // Registers have to be literals: 0..2 sum the left half of the panel, 3..5 the right.
   constexpr int64_t kAhead = 2048;  // bytes; panels follow each other
   _tile_zero(0);
@@ -108,7 +116,7 @@ void Product::multiply(int first_tile, int count, const uint16_t* panel, bool is
   _tile_zero(3);
   _tile_zero(4);
   _tile_zero(5);
-  for (int64_t block = 0; block < num_blocks_; ++block) {
+  for (int64_t block = inputs.begin / kBlockInputs; block < inputs.end / kBlockInputs; ++block) {
     const uint16_t* weights = panel + block * 2 * kTileElements;
     const uint16_t* rows = tile(block, first_tile);
     if (is_first_read) {
@@ -154,11 +162,25 @@ void Product::multiply(int first_tile, int count, const uint16_t* panel, bool is
   _tile_stored(5, sums + 2 * kTileSums + kLanes, kStride);
 }
 
+// Those of a split, of a panel: sums (+)= a row's part sums, added in order.
+void Product::add_parts(const float* part_sums, int num_rows, bool is_first, float* sums) const {
+  for (int row = 0; row < num_rows; ++row) {
+    const float* from = part_sums + row * kParts * kLinearPanel;
+    float* to = sums + row * sums_stride();
+    for (int i = 0; i < kLinearPanel; i += kLanes) {
+      const Vf two = load(from + i) + load(from + kLinearPanel + i);
+      const Vf sum = two + load(from + 2 * kLinearPanel + i);
+      store(to + i, is_first ? sum : load(to + i) + sum);
+    }
+  }
+}
+
 void Product::run(int first_output, int last_output) const {
   alignas(64) float part_sums[kGroupTiles * kTileRows * kLinearPanel];
   alignas(64) float sums[kGroupRows * kMaxPanels * kLinearPanel];
   const int num_panels = panels_per_output();
-  const int64_t stride = num_panels * kLinearPanel;
+  const SplitRange splits = params_.weight.own_splits();
+  const bool is_apart = params_.partials != nullptr;
   TileConfig config;
   if (num_tiles_ == 1) {
     // Rows and sums as tall as they are; 6 and 7 hold weights then.
@@ -173,22 +195,17 @@ void Product::run(int first_output, int last_output) const {
       const int first_row = first_tile * kTileRows / kParts;
       const int last_row = min_of(first_row + kGroupRows, params_.num_rows);
       for (int p = 0; p < num_panels; ++p) {
-        const int64_t panel = static_cast<int64_t>(output) * num_panels + p;
-        multiply(
-            first_tile, count,
-            static_cast<const uint16_t*>(params_.weight.data) + panel * kLinearPanel * num_inputs(),
-            first_tile == 0, part_sums);
-        for (int row = 0; row < last_row - first_row; ++row) {
-          const float* from = part_sums + row * kParts * kLinearPanel;
-          for (int i = 0; i < kLinearPanel; i += kLanes) {
-            const Vf sum = load(from + i) + load(from + kLinearPanel + i);
-            store(sums + row * stride + p * kLinearPanel + i,
-                  sum + load(from + 2 * kLinearPanel + i));
-          }
+        const int64_t at = (static_cast<int64_t>(output) * num_panels + p) * kLinearPanel;
+        const auto* panel = static_cast<const uint16_t*>(params_.weight.data) + at * num_inputs();
+        for (int split = splits.begin; split < splits.end; ++split) {
+          multiply(first_tile, count, panel, params_.weight.inputs_of(split), first_tile == 0,
+                   part_sums);
+          add_parts(part_sums, last_row - first_row, is_apart || split == splits.begin,
+                    sums + p * kLinearPanel);
+          if (is_apart) write(split, sums, first_row, last_row, output);
         }
       }
-      write_outputs(params_, sums, stride, first_row, last_row, output * num_panels,
-                    (output + 1) * num_panels);
+      if (!is_apart) write(0, sums, first_row, last_row, output);
     }
   }
   _tile_release();

@@ -15,11 +15,24 @@ OPENSPEC_INLINE Vf silu(Vf x) {
   return x * sigmoid;
 }
 
+// Where outputs go, of all splits together, or of one where they stay apart.
+struct OutputRows {
+  void* data;
+  DType dtype;
+};
+
+OPENSPEC_INLINE OutputRows output_rows(const LinearParams& params, int split) {
+  if (params.partials == nullptr) return {params.out, params.out_dtype};
+  return {params.partials + linear_width(params.weight) * params.num_rows * split, DType::kF32};
+}
+
 // The epilogue: from the sums of panels [first_panel, last_panel) to the output.
-inline void write_outputs(const LinearParams& params, const float* sums, int64_t sums_stride,
-                          int first_row, int last_row, int first_panel, int last_panel) {
+inline void write_outputs(const LinearParams& params, int split, const float* sums,
+                          int64_t sums_stride, int first_row, int last_row, int first_panel,
+                          int last_panel) {
   const bool is_swiglu = params.weight.epilogue == LinearEpilogue::kSwiGlu;
-  const int64_t width = is_swiglu ? params.weight.num_outputs / 2 : params.weight.num_outputs;
+  const OutputRows out = output_rows(params, split);
+  const int64_t width = linear_width(params.weight), stride = linear_row_stride(params);
   const int panels_per_output = is_swiglu ? 2 : 1;
   for (int row = first_row; row < last_row; ++row) {
     const float* from = sums + (row - first_row) * sums_stride;
@@ -35,13 +48,13 @@ inline void write_outputs(const LinearParams& params, const float* sums, int64_t
       if (params.weight.bias != nullptr) {
         for (int64_t i = 0; i < count; ++i) values[i] += params.weight.bias[column + i];
       }
-      const int64_t offset = row * width + column;
-      if (params.out_dtype == DType::kBF16) {
-        float_to_bf16(values, static_cast<uint16_t*>(params.out) + offset, count);
+      const int64_t offset = row * stride + column;
+      if (out.dtype == DType::kBF16) {
+        float_to_bf16(values, static_cast<uint16_t*>(out.data) + offset, count);
       } else if (count == kLinearPanel) {
-        std::memcpy(static_cast<float*>(params.out) + offset, values, sizeof values);
+        std::memcpy(static_cast<float*>(out.data) + offset, values, sizeof values);
       } else {
-        std::memcpy(static_cast<float*>(params.out) + offset, values, count * sizeof(float));
+        std::memcpy(static_cast<float*>(out.data) + offset, values, count * sizeof(float));
       }
     }
   }

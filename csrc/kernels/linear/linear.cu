@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/common/launch.cuh"
+#include "kernels/common/per_device.h"
 #include "kernels/linear/activations.cuh"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/stream_fixed.cuh"
@@ -32,8 +33,9 @@ const DeviceLimits& device_limits() {
 }
 
 /// One instance of a kernel.
+template <typename Geometry>
 struct Variant {
-  void (*kernel)(LinearParams, StreamGeometry) = nullptr;
+  void (*kernel)(LinearParams, Geometry) = nullptr;
   int num_tiles = 0;
   int shared_bytes = 0;     // without the ring, where that is not fixed
   int slot_steps = 0;       // 0: the ring is fixed
@@ -41,32 +43,37 @@ struct Variant {
   int error = cudaSuccess;  // of preparing it
 };
 
-template <int kTiles, int kSteps, int kRecords, bool kHasBias>
-Variant fixed_variant() {
-  constexpr auto kKernel = fixed_kernel<kTiles, kSteps, kRecords, kHasBias>;
-  static const int error = prepare_shared(kKernel, device_limits().shared_per_block);
+template <int kTiles, int kSteps, int kRecords, bool kHasBias, typename Geometry>
+Variant<Geometry> fixed_variant() {
+  constexpr auto kKernel = fixed_kernel<kTiles, kSteps, kRecords, kHasBias, Geometry>;
+  const int error =
+      per_device([] { return prepare_shared(kKernel, device_limits().shared_per_block); });
   return {kKernel, kTiles, fixed_shared_bytes<kTiles, kSteps, kRecords>(), 0, 0, error};
 }
 
 /// Where a matrix of the models has chains of so many steps.
+template <typename GeometryOf>
 struct Without {
+  using Geometry = GeometryOf;
   template <int kTiles, int kSteps>
-  static Variant variant(bool is_wide) {
+  static Variant<Geometry> variant(bool is_wide) {
     constexpr int kUsual = num_records<kTiles, kSteps>(false);
-    return is_wide ? fixed_variant<kTiles, kSteps, num_records<kTiles, kSteps>(true), false>()
-                   : fixed_variant<kTiles, kSteps, kUsual, false>();
+    constexpr int kWide = num_records<kTiles, kSteps>(true);
+    return is_wide ? fixed_variant<kTiles, kSteps, kWide, false, Geometry>()
+                   : fixed_variant<kTiles, kSteps, kUsual, false, Geometry>();
   }
 };
 struct WithBias {  // which is not split
+  using Geometry = StreamGeometry;
   template <int kTiles, int kSteps>
-  static Variant variant(bool) {
-    return fixed_variant<kTiles, kSteps, num_records<kTiles, kSteps>(false), true>();
+  static Variant<Geometry> variant(bool) {
+    return fixed_variant<kTiles, kSteps, num_records<kTiles, kSteps>(false), true, Geometry>();
   }
 };
 
 template <typename Bias, int kTiles, int... kSteps>
-Variant variant_of(int num_steps, bool is_wide) {
-  Variant found;
+Variant<typename Bias::Geometry> variant_of(int num_steps, bool is_wide) {
+  Variant<typename Bias::Geometry> found;
   (void)((num_steps == kSteps && (found = Bias::template variant<kTiles, kSteps>(is_wide), true)) ||
          ...);
   return found;
@@ -74,23 +81,25 @@ Variant variant_of(int num_steps, bool is_wide) {
 
 /// For the chains of the models that are read and of their draft models, as far as their
 /// activations fit into registers; else none.
-Variant fixed_variant(int num_tiles, int num_steps, bool is_wide) {
+template <typename Geometry>
+Variant<Geometry> fixed_variant(int num_tiles, int num_steps, bool is_wide) {
+  using Without = Without<Geometry>;
   switch (num_tiles) {
     case 1:
-      return variant_of<Without, 1, 4, 6, 7, 8, 12, 15, 16, 19, 20, 24, 25, 27, 28, 30, 32, 34, 40>(
-          num_steps, is_wide);
+      return variant_of<Without, 1, 4, 5, 6, 7, 8, 12, 14, 15, 16, 17, 19, 20, 24, 25, 27, 28, 30,
+                        32, 34, 40>(num_steps, is_wide);
     case 2:
-      return variant_of<Without, 2, 4, 6, 7, 8, 12, 15, 16, 19, 20, 24, 25, 27, 28, 32, 40>(
-          num_steps, is_wide);
+      return variant_of<Without, 2, 4, 5, 6, 7, 8, 12, 14, 15, 16, 17, 19, 20, 24, 25, 27, 28, 32,
+                        40>(num_steps, is_wide);
     case 3:
-      return variant_of<Without, 3, 4, 6, 7, 8, 12, 15, 16, 19, 20>(num_steps, is_wide);
+      return variant_of<Without, 3, 4, 5, 6, 7, 8, 12, 14, 15, 16, 17, 19, 20>(num_steps, is_wide);
     case 4:
-      return variant_of<Without, 4, 4, 6, 8, 15, 16, 19, 20>(num_steps, is_wide);
+      return variant_of<Without, 4, 4, 5, 6, 8, 15, 16, 17, 19, 20>(num_steps, is_wide);
   }
   return {};
 }
 /// As dispatched, with the biases of q, k and v of Qwen2.5.
-Variant biased_variant(int num_tiles, int num_steps) {
+Variant<StreamGeometry> biased_variant(int num_tiles, int num_steps) {
   switch (num_tiles) {
     case 1:
       return variant_of<WithBias, 1, 7, 12, 16, 28, 40>(num_steps, false);
@@ -102,10 +111,11 @@ Variant biased_variant(int num_tiles, int num_steps) {
   return {};
 }
 
-template <int kTiles>
-Variant shared_variant() {
-  constexpr auto kKernel = stream_kernel<kTiles>;
-  static const int error = prepare_shared(kKernel, device_limits().shared_per_block);
+template <int kTiles, typename Geometry>
+Variant<Geometry> shared_variant() {
+  constexpr auto kKernel = stream_kernel<kTiles, Geometry>;
+  const int error =
+      per_device([] { return prepare_shared(kKernel, device_limits().shared_per_block); });
   return {kKernel,
           kTiles,
           SumLayout<kTiles>::kBytes,
@@ -114,17 +124,28 @@ Variant shared_variant() {
           error};
 }
 
-Variant shared_variant(int num_tiles) {
+template <typename Geometry>
+Variant<Geometry> shared_variant(int num_tiles) {
   switch (num_tiles) {
     case 1:
-      return shared_variant<1>();
+      return shared_variant<1, Geometry>();
     case 2:
-      return shared_variant<2>();
+      return shared_variant<2, Geometry>();
     case 3:
-      return shared_variant<3>();
+      return shared_variant<3, Geometry>();
     default:
-      return shared_variant<4>();
+      return shared_variant<4, Geometry>();
   }
+}
+
+/// Steps of the longest split that is here.
+int longest_split(const PackedLinear& weight) {
+  const SplitRange splits = weight.own_splits();
+  int longest = 0;
+  for (int split = splits.begin; split < splits.end; ++split) {
+    longest = std::max(longest, split_steps(weight, split).size());
+  }
+  return longest;
 }
 
 constexpr int kReservedBytes = 1 << 10;  // of shared memory, that a block takes besides its own
@@ -134,49 +155,54 @@ int shared_limit() {
   return std::min(device_limits().shared_per_block, device_limits().shared_per_sm - kReservedBytes);
 }
 
-/// The kernel with activations in registers, if it does this.
-Variant fixed_variant(const LinearParams& params) {
+/// The kernel with activations in registers, if it does this: chains are all as long, and a block
+/// has one split.
+template <typename Geometry>
+Variant<Geometry> fixed_variant(const LinearParams& params) {
   const PackedLinear& weight = params.weight;
-  const int num_steps = weight.num_inputs / kLinearStep;
-  const int num_chains = weight.num_splits * kLinearChains;
-  const bool has_one_split = params.partials != nullptr || weight.num_splits == 1;
-  if (!has_one_split || num_steps % num_chains != 0) return {};
+  const SplitRange splits = weight.own_splits();
+  const int split_size = split_steps(weight, splits.begin).size();
+  if (params.partials == nullptr && splits.size() > 1) return {};
+  if (split_size % kLinearChains != 0 || longest_split(weight) != split_size ||
+      split_size * splits.size() * kLinearStep != weight.num_inputs) {
+    return {};
+  }
   const bool is_wide = params.partials != nullptr &&
                        device_limits().shared_per_sm - 2 * kReservedBytes >= kWideSharedBytes;
-  const int num_tiles = ceil_div(params.num_rows, 8), chain_steps = num_steps / num_chains;
-  const Variant found = weight.bias != nullptr ? biased_variant(num_tiles, chain_steps)
-                                               : fixed_variant(num_tiles, chain_steps, is_wide);
-  return found.shared_bytes <= shared_limit() ? found : Variant{};
+  const int num_tiles = ceil_div(params.num_rows, 8), chain_steps = split_size / kLinearChains;
+  Variant<Geometry> found;
+  if (weight.bias == nullptr) {
+    found = fixed_variant<Geometry>(num_tiles, chain_steps, is_wide);
+  } else if constexpr (!kSends<Geometry>) {  // only sums without a bias are sent
+    found = biased_variant(num_tiles, chain_steps);
+  }
+  return found.shared_bytes <= shared_limit() ? found : Variant<Geometry>{};
 }
 
-}  // namespace
-
-bool linear_stream_has_registers(const LinearParams& params) {
-  return fixed_variant(params).kernel != nullptr;
-}
-
-int linear_stream(const LinearParams& params, void* stream, const StreamPlan& plan) {
+template <typename Geometry>
+int launch_stream(const LinearParams& params, Geometry geometry, void* stream,
+                  const StreamPlan& plan) {
   constexpr int kMaxTiles = 4;
   constexpr int kMinSlots = 2;
   const PackedLinear& weight = params.weight;
   const DeviceLimits& device = device_limits();
   const bool is_apart = params.partials != nullptr;
-  const int num_steps = weight.num_inputs / kLinearStep;
   const int num_tiles = std::min(kMaxTiles, ceil_div(params.num_rows, 8));
 
-  StreamGeometry geometry = {};
-  Variant variant = fixed_variant(params);
+  geometry.splits = weight.own_splits();
+  geometry.row_stride = linear_row_stride(params);
+  Variant<Geometry> variant = fixed_variant<Geometry>(params);
   if (variant.kernel == nullptr) {
     // As many rows at once as fit; if not even eight do, all in phases.
-    const int longest_chain = ceil_div(ceil_div(num_steps, weight.num_splits), kLinearChains);
+    const int longest_chain = ceil_div(longest_split(weight), kLinearChains);
     for (int tiles = num_tiles; tiles > 0 && variant.kernel == nullptr; --tiles) {
-      variant = shared_variant(tiles);
+      variant = shared_variant<Geometry>(tiles);
       geometry.phase_steps = std::max(longest_chain, 1);
       variant.shared_bytes += kStreamWarps * activation_bytes(tiles, geometry.phase_steps);
       if (variant.shared_bytes + kMinSlots * variant.bytes_per_slot > shared_limit()) variant = {};
     }
     if (variant.kernel == nullptr) {
-      variant = shared_variant(num_tiles);
+      variant = shared_variant<Geometry>(num_tiles);
       const int row_bytes =
           (shared_limit() - variant.shared_bytes - kMinSlots * variant.bytes_per_slot) /
           (kStreamWarps * 8 * num_tiles);
@@ -210,7 +236,7 @@ int linear_stream(const LinearParams& params, void* stream, const StreamPlan& pl
   }
 
   geometry.num_row_tiles = ceil_div(params.num_rows, 8 * variant.num_tiles);
-  const int num_splits_apart = is_apart ? weight.num_splits : 1;
+  const int num_splits_apart = is_apart ? geometry.splits.size() : 1;
   const int num_blocks = num_sms() * (fits_half ? plan.blocks_per_sm : 1);
   geometry.num_streams = std::clamp(num_blocks / (geometry.num_row_tiles * num_splits_apart), 1,
                                     weight.num_outputs / kLinearUnit);
@@ -219,41 +245,30 @@ int linear_stream(const LinearParams& params, void* stream, const StreamPlan& pl
                 dim3(kStreamThreads), shared_bytes, stream, params, geometry);
 }
 
-}  // namespace cuda
+}  // namespace
 
-int linear_num_splits_cuda(int whole_outputs, int whole_inputs) {
-  constexpr int kItems = 600;                    // units times splits that fill the device evenly
-  constexpr int kMinSteps = 4 * kLinearChains;   // of a split: a chain should outlast its latencies
-  constexpr int kMaxSteps = 40 * kLinearChains;  // activations of longer chains need more registers
-  const int num_units = whole_outputs / kLinearUnit;
-  const int num_steps = whole_inputs / cuda::kLinearStep;
-  if (whole_inputs < 2048 || num_units >= kItems) return 1;
-  int num_splits = 1;
-  while (num_splits < 8 && num_steps / (2 * num_splits) >= kMinSteps &&
-         (num_units * num_splits < kItems || num_steps > num_splits * kMaxSteps)) {
-    num_splits *= 2;
-  }
-  return num_splits;
+bool linear_stream_has_registers(const LinearParams& params) {
+  return fixed_variant<StreamGeometry>(params).kernel != nullptr;
 }
+
+int linear_stream(const LinearParams& params, void* stream, const StreamPlan& plan) {
+  if (params.exchange == nullptr) return launch_stream(params, StreamGeometry{}, stream, plan);
+  const Exchange& exchange = *params.exchange;
+  const ExchangeGeometry geometry = {
+      {}, outbox_of(exchange, params.num_rows), inbox_rows(params.num_rows, exchange.num_ranks)};
+  return launch_stream(params, geometry, stream, plan);
+}
+
+}  // namespace cuda
 
 namespace {
 
-/// A shard of the inputs as a matrix of its own, whose splits are those of the whole that it
-/// covers: all being equally long they have the same borders, and their sums' places in `partials`.
-/// False if it does not begin and end with splits.
-bool take_own_splits(LinearParams& params) {
-  PackedLinear& weight = params.weight;
-  if (weight.has_all_inputs()) return true;
-  const int num_steps = weight.whole_inputs() / cuda::kLinearStep;
-  const int split_inputs = weight.whole_inputs() / weight.num_splits;
-  if (num_steps % weight.num_splits != 0 || weight.shard.first_input % split_inputs != 0 ||
-      weight.num_inputs % split_inputs != 0 || params.partials == nullptr) {
-    return false;
-  }
-  params.partials += cuda::partial_index(params.num_rows, weight.num_outputs,
-                                         weight.shard.first_input / split_inputs, 0, 0);
-  weight.num_splits = weight.num_inputs / split_inputs;
-  return true;
+/// Whether sums that are sent are those of whole rows, and a round of them fits.
+bool has_legal_exchange(const LinearParams& params) {
+  const PackedLinear& weight = params.weight;
+  return params.exchange == nullptr ||
+         (params.partials == nullptr && weight.has_all_outputs() &&
+          is_legal_round(*params.exchange, weight.num_splits, params.num_rows, weight.num_outputs));
 }
 
 int linear_bf16(const LinearParams& params, void* stream) {
@@ -269,21 +284,23 @@ int linear_bf16(const LinearParams& params, void* stream) {
 
 }  // namespace
 
-int linear_cuda(const LinearParams& params, void* stream) {
+int linear_cuda(const LinearParams& given, void* stream) {
+  if (!has_legal_exchange(given)) return cudaErrorInvalidValue;
+  LinearParams params = given;
+  if (given.exchange != nullptr) params.partials = cuda::own_inbox(*given.exchange).words;
   const PackedLinear& weight = params.weight;
   const bool is_swiglu = weight.epilogue == LinearEpilogue::kSwiGlu;
+  const auto row_bytes = linear_row_stride(params) * int64_t(dtype_bytes(params.out_dtype));
   if (weight.layout != LinearLayout::kTiles || params.dtype != DType::kBF16 ||
       weight.num_outputs % kLinearUnit != 0 || weight.num_inputs % cuda::kLinearStep != 0 ||
-      weight.num_splits < 1 || !has_legal_bias(params) || !has_legal_shard(weight) ||
-      (is_swiglu && (params.partials != nullptr || params.out_dtype != DType::kBF16))) {
+      !has_legal_bias(params) || !has_legal_shard(weight) || !has_legal_output(params) ||
+      row_bytes % 16 != 0 || (is_swiglu && params.out_dtype != DType::kBF16)) {
     return cudaErrorInvalidValue;
   }
-  LinearParams own = params;
-  if (!take_own_splits(own)) return cudaErrorInvalidValue;
   if (params.num_rows == 0 || weight.num_outputs == 0) return cudaSuccess;
   switch (weight.format) {
     case MatrixFormat::kBF16:
-      return linear_bf16(own, stream);
+      return linear_bf16(params, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -3,13 +3,15 @@
 #include <cstdint>
 
 #include "kernels/common/exec.h"
+#include "kernels/exchange/exchange.h"
 #include "kernels/linear/packed_linear.h"
 #include "kernels/linear/panels_cpu.h"
 
 namespace openspec {
 
-/// The layout that is fastest on this CPU for a matrix of so many inputs.
-LinearLayout linear_layout_cpu(int num_inputs);
+/// The layout that is fastest on this CPU for a matrix of so many inputs. It decides bits: shards
+/// have the whole's.
+LinearLayout linear_layout_cpu(int whole_inputs);
 
 /// Bytes of the packed form of a [num_outputs, num_inputs] matrix.
 size_t linear_packed_bytes_cpu(int num_outputs, int num_inputs, LinearEpilogue epilogue);
@@ -23,18 +25,22 @@ void linear_pack_cpu(const PackedLinear& shape, const void* rows, int first_outp
 /// out[r, n] = sum_k x[r, k] * W[n, k] (+ bias[n]), fp32 accumulation.
 ///
 /// Row-invariant, whatever the number of rows, the row's place among them and the number of
-/// threads: in kLines every output element is one chain of fused multiply-adds over k = 0 .. K-1;
-/// in kPairs an activation is cut into three bf16 parts that add up to it exactly, each part has a
+/// threads: each split (splits.h) has a sum of its own, from zero, and the product is ((s0 + s1) +
+/// s2) + ... in fp32. In kLines a split's sum is one chain of fused multiply-adds over its k; in
+/// kPairs an activation is cut into three bf16 parts that add up to it exactly, each part has a
 /// chain of its own in the matrix unit, and the three sums are added in the order of the parts. For
 /// kTiles see linear_cuda.
 ///
 /// Shard-invariant: an output has the same bits from a shard of the matrix's outputs as from the
-/// whole. Shards of its inputs (kTiles) put their splits' sums at the whole's places in `partials`,
-/// the same bits there too.
+/// whole. Shards of its inputs put their splits' sums at the whole's places in `partials`, the same
+/// bits there too.
 struct LinearParams {
   PackedLinear weight;
   const void* x = nullptr;  // [num_rows, num_inputs] dtype, of a shard its own inputs
   void* out = nullptr;      // [num_rows, num_outputs (/ 2 for SwiGLU)] out_dtype
+  // Elements from row to row of out, at least its width (CUDA: rows begin at multiples of 16
+  // bytes); 0: the width. Shards of the outputs write their columns of one wider row so.
+  int64_t out_stride = 0;
   int num_rows = 0;
   DType dtype = DType::kF32;
   DType out_dtype = DType::kF32;
@@ -42,10 +48,12 @@ struct LinearParams {
   // kLinearWorkspaceBytesCuda, zero before the first launch and not shared by launches that may
   // overlap; null: blocks share the work evenly, whatever else their multiprocessors do.
   float* workspace = nullptr;
-  // CUDA, without epilogue: where given, the sums of the splits are written here instead of `out`,
-  // for the next op to add in order: [weight.num_splits, num_rows, num_outputs]. A shard of the
-  // inputs needs it and writes its own splits' alone.
+  // Without epilogue: where given, the sums of the splits are written here instead of `out`, for
+  // the next op to add in order: [weight.num_splits, num_rows, num_outputs]. A shard of the inputs
+  // needs it and writes its own splits' alone.
   float* partials = nullptr;
+  // CUDA, instead of partials: the sums are sent to every rank's inbox, as its current round.
+  const Exchange* exchange = nullptr;
 };
 
 size_t linear_workspace_bytes_cpu(int max_num_rows, int num_inputs, DType dtype,
@@ -56,9 +64,25 @@ inline constexpr int kLinearUnit = 16;   // outputs of a packed unit
 inline constexpr int kLinearChains = 8;  // chains of a split
 inline constexpr size_t kLinearWorkspaceBytesCuda = 256;
 
-/// Parts that a matrix is split into where its sums may stay apart (o, down, fc): a function of the
-/// whole matrix's shape alone, since it decides the order of summation.
-int linear_num_splits_cuda(int whole_outputs, int whole_inputs);
+/// Columns of the output.
+OPENSPEC_HD constexpr int64_t linear_width(const PackedLinear& weight) {
+  return weight.epilogue == LinearEpilogue::kSwiGlu ? weight.num_outputs / 2 : weight.num_outputs;
+}
+
+/// Elements from row to row of what is written: of `out`, or of a split's sums.
+OPENSPEC_HD constexpr int64_t linear_row_stride(const LinearParams& params) {
+  const bool is_dense = params.partials != nullptr || params.out_stride == 0;
+  return is_dense ? linear_width(params.weight) : params.out_stride;
+}
+
+/// Whether the output's rows do not overlap, and sums that stay apart are of a matrix without
+/// epilogue, as a shard of the inputs' must.
+constexpr bool has_legal_output(const LinearParams& params) {
+  const bool is_apart = params.partials != nullptr;
+  return (params.out_stride == 0 || params.out_stride >= linear_width(params.weight)) &&
+         (!is_apart || params.weight.epilogue == LinearEpilogue::kNone) &&
+         (is_apart || params.weight.has_all_inputs());
+}
 
 /// Whether a matrix has no bias, or one that linear can add.
 constexpr bool has_legal_bias(const LinearParams& params) {
@@ -67,12 +91,13 @@ constexpr bool has_legal_bias(const LinearParams& params) {
           params.partials == nullptr);
 }
 
-/// Whether a matrix is the whole, or a part of it along one side.
+/// Whether a matrix is the whole, or a part of it along one side, of inputs in whole splits.
 constexpr bool has_legal_shard(const PackedLinear& weight) {
   const LinearShard& shard = weight.shard;
   return (weight.has_all_outputs() || weight.has_all_inputs()) && shard.first_output >= 0 &&
          shard.first_output + weight.num_outputs <= weight.whole_outputs() &&
-         shard.first_input >= 0 && shard.first_input + weight.num_inputs <= weight.whole_inputs();
+         weight.num_splits >= 1 && weight.num_splits <= kMaxSplits &&
+         weight.own_splits().size() > 0;
 }
 
 /// Bytes of the kTiles form of a matrix. num_outputs and num_inputs are multiples of 16. A
@@ -83,17 +108,15 @@ size_t linear_packed_bytes_cuda(int num_outputs, int num_inputs);
 int linear_pack_cuda(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
                      void* packed, void* stream);
 
-/// bf16 activations, kTiles weights; out bf16 or fp32. x and out are 16-byte aligned. Of a matrix
-/// that is cut along its inputs all splits are as long, as with any multiple of 128 inputs.
+/// bf16 activations, kTiles weights; out bf16 or fp32. x and out are 16-byte aligned.
 ///
-/// One arithmetic for every number of rows, from a decode step to a prefill chunk. With S =
-/// whole_inputs() / 16 steps of 16 k, split i of n covers steps [S i / n, S (i + 1) / n); inside a
-/// split of s steps chain c of 8 covers its steps [s c / 8, s (c + 1) / 8), integer division. A
+/// One arithmetic for every number of rows, from a decode step to a prefill chunk. Inside a split
+/// of s steps of 16 k chain c of 8 covers its steps [s c / 8, s (c + 1) / 8), integer division. A
 /// chain is one fp32 accumulator, from zero, through m16n8k16 matrix instructions in order of k,
 /// weights as the M operand (wgmma and mma.sync give the same bits). A split's sum is ((c0 + c1) +
 /// c2) + ... in fp32, the product ((s0 + s1) + s2) + ..., plus the bias, then rounded to the output
-/// type. SwiGLU takes silu(gate) * up of the two fp32 products
-/// rounded to bf16 first, silu in fp32 and rounded to bf16, as the Hugging Face reference does.
+/// type. SwiGLU takes silu(gate) * up of the two fp32 products rounded to bf16 first, silu in fp32
+/// and rounded to bf16, as the Hugging Face reference does.
 ///
 /// Returns a cudaError_t.
 int linear_cuda(const LinearParams& params, void* stream);

@@ -5,8 +5,8 @@
 #include "kernels/linear/linear.h"
 #include "kernels/linear/tile_cpu.h"
 
-// out = x W^T with W in panels of 32 columns (linear.h), by the tiles of tile_cpu.h. Long K is cut
-// for the cache; the accumulators then wait in memory, which changes no bit.
+// out = x W^T with W in panels of 32 columns (linear.h), by the tiles of tile_cpu.h. Long splits
+// are cut for the cache; the accumulators then wait in memory, which changes no bit.
 
 namespace openspec::OPENSPEC_ISA {
 
@@ -17,12 +17,25 @@ constexpr int kBlockRows = kTilesPerBlock * kMaxTileRows;
 // Panels whose results are held at once by a task: of a block of tiles, or of a single tile.
 constexpr int kBlockPanels = 4;
 constexpr int kSingleTilePanels = 12;
-constexpr int kBlockInputs = 512;  // K is cut so: a slice of a bf16 panel is 32 KB
+constexpr int kBlockInputs = 512;  // a split is cut so: a slice of a bf16 panel is 32 KB
+constexpr int64_t kLineBytes = kLinearPanel * 2, kUnitBytes = kUnitColumns * 2;
 
 TileFunction find_tile(bool is_in_place, int rows, int units) {
   return is_in_place ? kTiles<Lines::kBF16Panel, true>.at[rows][units]
                      : kTiles<Lines::kBF16Panel, false>.at[rows][units];
 }
+
+// Rows of tiles and columns of panels that a task works on at once.
+struct Area {
+  int first_tile, last_tile;
+  int first_panel, last_panel;
+
+  int unit_step = 1;  // units that a tile takes
+
+  bool has_one_tile() const { return last_tile - first_tile == 1; }
+  int num_units() const { return (last_panel - first_panel) * kUnitsPerPanel; }
+  int64_t stride() const { return int64_t{last_panel - first_panel} * kLinearPanel; }  // of sums
+};
 
 // The whole product: how it is cut, and where its operands are.
 struct Product {
@@ -31,25 +44,32 @@ struct Product {
   bool is_in_place = false;
   int num_tiles = 0;
   int num_panels = 0;
+  SplitRange splits;                  // that are here
+  int64_t ends[kMaxSplits + 1] = {};  // zero, then the first input after each of them
 
   explicit Product(const LinearParams& p)
       : params(p),
         is_in_place(p.num_rows <= kMaxInPlaceRows),
         num_tiles(static_cast<int>(ceil_div(p.num_rows, kMaxTileRows))),
         num_panels(is_swiglu() ? 2 * static_cast<int>(ceil_div(p.weight.num_outputs / 2, 32))
-                               : static_cast<int>(ceil_div(p.weight.num_outputs, 32))) {}
+                               : static_cast<int>(ceil_div(p.weight.num_outputs, 32))),
+        splits(p.weight.own_splits()) {
+    for (int i = 0; i < splits.size(); ++i) ends[i + 1] = p.weight.inputs_of(splits.begin + i).end;
+  }
 
   bool is_swiglu() const { return params.weight.epilogue == LinearEpilogue::kSwiGlu; }
   int64_t num_inputs() const { return params.weight.num_inputs; }
+  int64_t end_of(int split) const { return ends[split - splits.begin + 1]; }
+  int64_t panel_bytes() const { return kLineBytes * num_inputs(); }
   // Rows are spread evenly over the tiles.
   int tile_begin(int t) const {
     return static_cast<int>(static_cast<int64_t>(params.num_rows) * t / num_tiles);
   }
 
   void copy_tile(int t, float* to) const;
-  void run(int first_tile, int last_tile, int first_panel, int last_panel) const;
-  void add_products(int first_tile, int last_tile, int first_panel, int last_panel, float* sums,
-                    int64_t sums_stride) const;
+  void run(Area area) const;
+  void sum_splits(const Area& area, const SplitRange& of, float* sums) const;
+  void multiply(const Area& area, int unit, int64_t begin, TileArgs& args) const;
 };
 
 OPENSPEC_INLINE float load_activation(const LinearParams& params, int64_t at) {
@@ -90,54 +110,80 @@ void Product::copy_tile(int t, float* to) const {
   }
 }
 
-void Product::add_products(int first_tile, int last_tile, int first_panel, int last_panel,
-                           float* sums, int64_t sums_stride) const {
-  constexpr int64_t kLineBytes = kLinearPanel * 2, kUnitBytes = kUnitColumns * 2;
-  const int64_t panel_bytes = kLineBytes * num_inputs();
-  const int first_row = tile_begin(first_tile);
-  const int num_units = (last_panel - first_panel) * kUnitsPerPanel;
-  // A single tile reads every weight once: no reason to cut.
-  const int64_t slice = last_tile - first_tile == 1 ? num_inputs() : kBlockInputs;
-  for (int64_t k = 0; k < num_inputs(); k += slice) {
-    TileArgs args;
-    args.x_stride = num_inputs();
-    args.sums_stride = sums_stride;
-    args.num_inputs = min_of(slice, num_inputs() - k);
-    args.is_first = k == 0;
-    const int tile_rows = tile_begin(first_tile + 1) - first_row;
-    const int step = is_in_place ? max_units(tile_rows) : 1;
-    // After these units the next ones, which lie as far behind as these are wide.
-    args.next_weight =
-        step == 1 && kUnitsPerPanel > 1 ? kUnitBytes : ceil_div(step, kUnitsPerPanel) * panel_bytes;
-    for (int unit = 0; unit < num_units; unit += step) {
-      const int units = min_of(step, num_units - unit);
-      for (int u = 0; u < units; ++u) {
-        const int panel = (unit + u) / kUnitsPerPanel;
-        const int part = (unit + u) % kUnitsPerPanel;
-        args.weight[u] = static_cast<const char*>(params.weight.data) +
-                         (first_panel + panel) * panel_bytes + part * kUnitBytes + k * kLineBytes;
-        args.column[u] = panel * kLinearPanel + part * kLanes;
-      }
-      for (int t = first_tile; t < last_tile; ++t) {
-        const int begin = tile_begin(t);
-        const int rows = tile_begin(t + 1) - begin;
-        args.x = x + begin * num_inputs() + (is_in_place ? k : k * rows);
-        args.sums = sums + (begin - first_row) * sums_stride;
-        find_tile(is_in_place, rows, units)(args);
-      }
-    }
+// Of a step of units and all tiles, from input `begin` on: as `args` says, whose from and to are
+// the first tile's and move on.
+void Product::multiply(const Area& area, int unit, int64_t begin, TileArgs& args) const {
+  const int units = min_of(area.unit_step, area.num_units() - unit);
+  for (int u = 0; u < units; ++u) {
+    const int panel = (unit + u) / kUnitsPerPanel;
+    const int part = (unit + u) % kUnitsPerPanel;
+    args.weight[u] = static_cast<const char*>(params.weight.data) +
+                     (area.first_panel + panel) * panel_bytes() + part * kUnitBytes +
+                     begin * kLineBytes;
+    args.column[u] = panel * kLinearPanel + part * kLanes;
+  }
+  for (int t = area.first_tile; t < area.last_tile; ++t) {
+    const int rows = tile_begin(t + 1) - tile_begin(t);
+    args.x = x + tile_begin(t) * num_inputs() + begin * (is_in_place ? 1 : rows);
+    find_tile(is_in_place, rows, units)(args);
+    args.to += rows * args.sums_stride;
+    if (args.from != nullptr) args.from += rows * args.sums_stride;
   }
 }
 
-void Product::run(int first_tile, int last_tile, int first_panel, int last_panel) const {
+// sums = those of the splits `of`, added in order.
+void Product::sum_splits(const Area& area, const SplitRange& of, float* sums) const {
+  alignas(64) float chains[kBlockRows * kBlockPanels * kLinearPanel];  // of a split that is cut
+  // A single tile reads every weight once: no reason to cut.
+  const int64_t most_inputs = area.has_one_tile() ? num_inputs() : kBlockInputs;
+  TileArgs args;
+  args.x_stride = num_inputs();
+  args.sums_stride = area.stride();
+  // After a step of units the next ones, which lie as far behind as these are wide.
+  args.next_weight = area.unit_step == 1 && kUnitsPerPanel > 1
+                         ? kUnitBytes
+                         : ceil_div(area.unit_step, kUnitsPerPanel) * panel_bytes();
+  bool continues = false;  // with chains that wait
+  int64_t begin = end_of(of.begin - 1);
+  for (int split = of.begin; split < of.end;) {
+    // Whole splits as far as they fit, else a part of one.
+    args.is_added = split > of.begin;
+    args.num_splits = 0;
+    while (split < of.end && end_of(split) <= begin + most_inputs) {
+      args.ends[args.num_splits++] = end_of(split++) - begin;
+    }
+    const bool is_cut = args.num_splits == 0;
+    if (is_cut) {
+      args.is_added = false;
+      args.ends[args.num_splits++] = most_inputs;
+    }
+    const int64_t count = args.ends[args.num_splits - 1];
+    for (int unit = 0; unit < area.num_units(); unit += area.unit_step) {
+      args.from = continues ? chains : nullptr;
+      args.to = is_cut ? chains : sums;
+      multiply(area, unit, begin, args);
+    }
+    continues = is_cut;
+    begin += count;
+  }
+}
+
+void Product::run(Area area) const {
   alignas(64) float sums[kBlockRows * kBlockPanels * kLinearPanel];
   static_assert(kSingleTilePanels * kMaxTileRows <= kBlockPanels * kBlockRows);
-  const int group = last_tile - first_tile == 1 ? kSingleTilePanels : kBlockPanels;
-  for (int panel = first_panel; panel < last_panel; panel += group) {
-    const int end = min_of(panel + group, last_panel);
-    const int64_t stride = (end - panel) * kLinearPanel;
-    add_products(first_tile, last_tile, panel, end, sums, stride);
-    write_outputs(params, sums, stride, tile_begin(first_tile), tile_begin(last_tile), panel, end);
+  const int group = area.has_one_tile() ? kSingleTilePanels : kBlockPanels;
+  const int tile_rows = tile_begin(area.first_tile + 1) - tile_begin(area.first_tile);
+  area.unit_step = is_in_place ? max_units(tile_rows) : 1;
+  const int last_panel = area.last_panel;
+  // Together, or where they stay apart one by one.
+  const int at_once = params.partials == nullptr ? splits.size() : 1;
+  for (; area.first_panel < last_panel; area.first_panel += group) {
+    area.last_panel = min_of(area.first_panel + group, last_panel);
+    for (int split = splits.begin; split < splits.end; split += at_once) {
+      sum_splits(area, {split, split + at_once}, sums);
+      write_outputs(params, split, sums, area.stride(), tile_begin(area.first_tile),
+                    tile_begin(area.last_tile), area.first_panel, area.last_panel);
+    }
   }
 }
 
@@ -182,10 +228,10 @@ void linear(const ExecContext& exec, const LinearParams& params) {
   exec.pool->parallel_for(num_columns * num_row_blocks, [&](int64_t task) {
     const int64_t column = task / num_row_blocks;
     const int64_t block = task % num_row_blocks;
-    product.run(static_cast<int>(product.num_tiles * block / num_row_blocks),
-                static_cast<int>(product.num_tiles * (block + 1) / num_row_blocks),
-                static_cast<int>(num_steps * column / num_columns) * panel_step,
-                static_cast<int>(num_steps * (column + 1) / num_columns) * panel_step);
+    product.run({static_cast<int>(product.num_tiles * block / num_row_blocks),
+                 static_cast<int>(product.num_tiles * (block + 1) / num_row_blocks),
+                 static_cast<int>(num_steps * column / num_columns) * panel_step,
+                 static_cast<int>(num_steps * (column + 1) / num_columns) * panel_step});
   });
 }
 

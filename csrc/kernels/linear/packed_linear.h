@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernels/linear/formats.h"
+#include "kernels/linear/splits.h"
 
 namespace openspec {
 
@@ -42,20 +43,34 @@ struct PackedLinear {
   // [num_outputs] or null: added to the whole fp32 sum before it is rounded. Of a matrix without
   // epilogue whose sums are not split.
   const float* bias = nullptr;
-  // kTiles: parts of the whole matrix's inputs whose sums are taken apart, then added in order
-  int num_splits = 1;
+  int num_splits = 1;  // of the whole matrix's inputs (splits.h), whichever are here
   MatrixFormat format = MatrixFormat::kBF16;
   const void* scales = nullptr;  // of `format`, which may have none
   LinearShard shard = {};
 
-  constexpr int whole_outputs() const {
+  OPENSPEC_HD constexpr int whole_outputs() const {
     return shard.whole_outputs > 0 ? shard.whole_outputs : num_outputs;
   }
-  constexpr int whole_inputs() const {
+  OPENSPEC_HD constexpr int whole_inputs() const {
     return shard.whole_inputs > 0 ? shard.whole_inputs : num_inputs;
   }
   constexpr bool has_all_outputs() const { return num_outputs == whole_outputs(); }
   constexpr bool has_all_inputs() const { return num_inputs == whole_inputs(); }
+  /// Inputs of a split that is here, counted from the first input that is.
+  OPENSPEC_HD constexpr InputRange inputs_of(int split) const {
+    const InputRange inputs = split_inputs(whole_inputs(), num_splits, split);
+    return {inputs.begin - shard.first_input, inputs.end - shard.first_input};
+  }
+  /// The splits whose inputs are here; none where the inputs do not begin and end with splits.
+  OPENSPEC_HD constexpr SplitRange own_splits() const {
+    SplitRange own = {num_splits, 0};
+    for (int split = num_splits - 1; split >= 0; --split) {
+      const InputRange inputs = inputs_of(split);
+      if (inputs.begin == 0) own.begin = split;
+      if (inputs.end == num_inputs && own.end == 0) own.end = split + 1;
+    }
+    return own.begin < own.end ? own : SplitRange{};
+  }
 };
 
 }  // namespace openspec

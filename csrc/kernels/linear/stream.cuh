@@ -10,9 +10,11 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/launch.cuh"
 #include "kernels/common/packs.cuh"
+#include "kernels/exchange/exchange.cuh"
 #include "kernels/linear/activations.cuh"
 #include "kernels/linear/linear.h"
 #include "kernels/linear/ring.cuh"
@@ -28,11 +30,22 @@ inline constexpr unsigned kAllLanes = 0xffffffffu;
 /// tile of rows), the last fastest: blocks that read the same weights for different rows run
 /// together and find them in the second-level cache.
 struct StreamGeometry {
+  SplitRange splits;   // that are here
+  int64_t row_stride;  // of the output, elements
   int num_row_tiles;
   int num_streams;  // blocks that share the units
   int num_slots;    // of a warp's WeightRing
   int phase_steps;  // of SharedActivations
 };
+
+/// The geometry of a kernel whose sums go to the inboxes of ranks. `partials` is then slot 0 of the
+/// own inbox.
+struct ExchangeGeometry : StreamGeometry {
+  Outbox to;
+  int inbox_rows;  // of a split
+};
+template <typename Geometry>
+inline constexpr bool kSends = std::is_same_v<Geometry, ExchangeGeometry>;
 
 /// The chains' sums of a unit: [chain][buffer][row][kPitch]. With two buffers a unit's sums are
 /// added up while the next unit's are written.
@@ -54,11 +67,9 @@ __host__ __device__ constexpr int barrier_bytes(int num_slots) {
 }
 
 __device__ __forceinline__ Chain find_chain(const PackedLinear& weight, int split, int chain) {
-  const int num_steps = weight.num_inputs / kLinearStep;
-  const int begin = split_begin(num_steps, weight.num_splits, split);
-  const int end = split_begin(num_steps, weight.num_splits, split + 1);
-  const int first_step = chain_begin(begin, end, chain);
-  return {first_step, chain_begin(begin, end, chain + 1) - first_step};
+  const StepRange steps = split_steps(weight, split);
+  const int first_step = chain_begin(steps.begin, steps.end, chain);
+  return {first_step, chain_begin(steps.begin, steps.end, chain + 1) - first_step};
 }
 
 /// What a block works on, in this order: the splits of a unit, then the next unit.
@@ -143,21 +154,22 @@ __device__ __forceinline__ void write_output(bool is_swiglu, bool is_f32, void* 
 /// The outputs as bytes: where they are, how large a row and an element are.
 struct OutputLayout {
   bool is_swiglu, is_f32;
-  int element_bytes, unit_columns, num_columns;
+  int element_bytes, unit_columns;
+  int64_t row_stride;  // elements
   uint8_t* data;
 
-  __device__ __forceinline__ explicit OutputLayout(const LinearParams& params)
+  __device__ __forceinline__ OutputLayout(const LinearParams& params, int64_t row_stride)
       : is_swiglu(params.weight.epilogue == LinearEpilogue::kSwiGlu),
         is_f32(params.partials != nullptr || params.out_dtype == DType::kF32),
         element_bytes(is_f32 ? 4 : 2),
         unit_columns(is_swiglu ? kLinearGateRows : kLinearUnit),
-        num_columns(is_swiglu ? params.weight.num_outputs / 2 : params.weight.num_outputs),
+        row_stride(row_stride),
         data(static_cast<uint8_t*>(params.partials != nullptr ? static_cast<void*>(params.partials)
                                                               : params.out)) {}
 
   /// Byte of an output of a unit; rows of partials come split by split.
   __device__ __forceinline__ int64_t at(int64_t row, int unit, int output) const {
-    return (row * num_columns + unit * unit_columns + output) * element_bytes;
+    return (row * row_stride + unit * unit_columns + output) * element_bytes;
   }
   __device__ __forceinline__ bool has(int output) const { return output < unit_columns; }
 };
@@ -205,8 +217,9 @@ __device__ __forceinline__ void store_sums(float* to, const float (&accumulators
   }
 }
 
-template <int kTiles>
-__global__ void __maxnreg__(112) stream_kernel(LinearParams params, StreamGeometry geometry) {
+/// Geometry: StreamGeometry or ExchangeGeometry.
+template <int kTiles, typename Geometry>
+__global__ void __maxnreg__(112) stream_kernel(LinearParams params, Geometry geometry) {
   allow_next_kernel();
   using Sums = SumLayout<kTiles>;
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // in a uniform register
@@ -214,15 +227,16 @@ __global__ void __maxnreg__(112) stream_kernel(LinearParams params, StreamGeomet
 
   const PackedLinear& weight = params.weight;
   const bool is_apart = params.partials != nullptr;
-  const OutputLayout layout(params);
+  const OutputLayout layout(params, geometry.row_stride);
   const int row_tile = blockIdx.x % geometry.num_row_tiles;
   const int stream = blockIdx.x / geometry.num_row_tiles;
   BlockItems items;
-  items.first_unit = is_apart ? stream / weight.num_splits : stream;
+  const SplitRange& splits = geometry.splits;
+  items.first_unit = is_apart ? stream / splits.size() : stream;
   items.unit_stride = geometry.num_streams;
   items.num_units = weight.num_outputs / kLinearUnit;
-  items.first_split = is_apart ? stream % weight.num_splits : 0;
-  items.last_split = is_apart ? items.first_split + 1 : weight.num_splits;
+  items.first_split = splits.begin + (is_apart ? stream % splits.size() : 0);
+  items.last_split = is_apart ? items.first_split + 1 : splits.end;
 
   extern __shared__ __align__(128) uint8_t shared[];
   float* const sums =
@@ -240,6 +254,8 @@ __global__ void __maxnreg__(112) stream_kernel(LinearParams params, StreamGeomet
   for (int slot = 0; slot < geometry.num_slots; ++slot) feed.fill(weight, items, ring, slot);
 
   wait_for_previous_kernel();
+  [[maybe_unused]] int64_t slot = 0;
+  if constexpr (kSends<Geometry>) slot = begin_sending(geometry.to);
   const ActivationRows rows = {static_cast<const __nv_bfloat16*>(params.x), weight.num_inputs,
                                row_tile * Sums::kRows, params.num_rows};
   SharedActivations<kTiles> activations;
@@ -274,11 +290,21 @@ __global__ void __maxnreg__(112) stream_kernel(LinearParams params, StreamGeomet
         }
         totals[pass] = split == items.first_split ? sum : totals[pass] + sum;
         if (split + 1 == items.last_split) {
-          const int64_t first_row =
-              is_apart ? static_cast<int64_t>(split) * params.num_rows : int64_t{0};
-          const int64_t at = layout.at(first_row + rows.first_row + row, unit, output);
-          write_output(layout.is_swiglu, layout.is_f32, layout.data + at,
-                       is_row && layout.has(output), with_bias(totals[pass], weight, unit, output));
+          if constexpr (kSends<Geometry>) {
+            const int of_all = rows.first_row + row;
+            const int64_t inbox_row = static_cast<int64_t>(split) * geometry.inbox_rows +
+                                      (of_all >> geometry.to.owner_shift);
+            const int64_t at = layout.at(inbox_row, unit, output);
+            float* own = reinterpret_cast<float*>(layout.data + at) + slot;
+            if (is_row) send(geometry.to, of_all, own, totals[pass]);
+          } else {
+            const int64_t first_row =
+                is_apart ? static_cast<int64_t>(split) * params.num_rows : int64_t{0};
+            const int64_t at = layout.at(first_row + rows.first_row + row, unit, output);
+            write_output(layout.is_swiglu, layout.is_f32, layout.data + at,
+                         is_row && layout.has(output),
+                         with_bias(totals[pass], weight, unit, output));
+          }
         }
       }
       if constexpr (Sums::kBuffers == 1) {

@@ -151,15 +151,16 @@ template <typename Sums, bool kHasBias>
 class UnitSums {
  public:
   /// `sums`: shared address of all, `own_sums`: of the warp's chain's.
-  __device__ __forceinline__ UnitSums(const LinearParams& params, int split, uint32_t sums,
-                                      uint32_t own_sums, int lane)
+  __device__ __forceinline__ UnitSums(const LinearParams& params, int64_t row_stride, int split,
+                                      uint32_t sums, uint32_t own_sums, int lane)
       : row_(threadIdx.x / kLinearUnit),
         output_(threadIdx.x % kLinearUnit),
         from_(sums + (row_ * Sums::kPitch + output_) * 4),
         to_(own_sums + (lane % 4 * 2 * Sums::kPitch + lane / 4) * 4),
-        layout_(params),
+        layout_(params, row_stride),
         out_(layout_.data + layout_.at(static_cast<int64_t>(split) * params.num_rows, 0, 0)),
         first_at_(static_cast<uint32_t>(layout_.at(row_, 0, output_))),
+        row_bytes_(static_cast<uint32_t>(row_stride) * layout_.element_bytes),
         unit_at_(layout_.unit_columns * layout_.element_bytes) {}
 
   template <int kTiles>
@@ -175,8 +176,11 @@ class UnitSums {
     }
   }
 
-  __device__ __forceinline__ void write(const LinearParams& params, int unit,
-                                        uint32_t buffer) const {
+  /// `slot`: of the round that is sent, where it is.
+  template <typename Geometry>
+  __device__ __forceinline__ void write(const LinearParams& params, int unit, uint32_t buffer,
+                                        const Geometry& geometry,
+                                        [[maybe_unused]] int64_t slot) const {
     constexpr int kElements = Sums::kRows * kLinearUnit;
     constexpr int kPasses = (kElements + kStreamThreads - 1) / kStreamThreads;
     constexpr int kPassRows = kStreamThreads / kLinearUnit;
@@ -191,9 +195,14 @@ class UnitSums {
         sum += load_shared(from + c * Sums::kChainFloats * 4);
       }
       const bool is_written = row_ + pass * kPassRows < params.num_rows && layout_.has(output_);
-      const uint32_t pass_at = pass * kPassRows * layout_.num_columns * layout_.element_bytes;
-      write_output(layout_.is_swiglu, layout_.is_f32, out_ + at + pass_at, is_written,
-                   kHasBias ? with_bias(sum, params.weight, unit, output_) : sum);
+      const uint32_t pass_at = pass * kPassRows * row_bytes_;
+      if constexpr (kSends<Geometry>) {
+        float* own = reinterpret_cast<float*>(out_ + at + pass_at) + slot;
+        if (is_written) send_to_all(geometry.to, own, sum);  // few rows
+      } else {
+        write_output(layout_.is_swiglu, layout_.is_f32, out_ + at + pass_at, is_written,
+                     kHasBias ? with_bias(sum, params.weight, unit, output_) : sum);
+      }
     }
   }
 
@@ -202,13 +211,14 @@ class UnitSums {
   uint32_t from_, to_;
   OutputLayout layout_;
   uint8_t* out_;
-  uint32_t first_at_, unit_at_;  // few rows: below 4 GB
+  uint32_t first_at_, row_bytes_, unit_at_;  // few rows: below 4 GB
 };
 
 /// kHasBias: of a matrix with a bias. Apart from the others, which have no register to spare.
-template <int kTiles, int kSteps, int kRecords, bool kHasBias>
+/// Geometry: StreamGeometry or ExchangeGeometry.
+template <int kTiles, int kSteps, int kRecords, bool kHasBias, typename Geometry>
 __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
-    fixed_kernel(LinearParams params, StreamGeometry geometry) {
+    fixed_kernel(LinearParams params, Geometry geometry) {
   allow_next_kernel();
   using Ring = ChainRecord<kSteps>;
   constexpr int kRingBytes = kRecords * Ring::kRecordBytes;  // of a warp
@@ -217,8 +227,9 @@ __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
   const int lane = threadIdx.x % 32;
 
   const PackedLinear& weight = params.weight;
-  const int split = blockIdx.x % weight.num_splits;  // 0 without partials
-  const int first_unit = blockIdx.x / weight.num_splits;
+  const int num_splits = geometry.splits.size();  // 1 without partials
+  const int split = blockIdx.x % num_splits;      // of those that are here
+  const int first_unit = blockIdx.x / num_splits;
   const int unit_stride = geometry.num_streams;
   const int num_units = weight.num_outputs / kLinearUnit;
   const int first_step = (split * kLinearChains + warp) * kSteps;
@@ -252,9 +263,12 @@ __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
     fill_record<Ring>(ring + i * Ring::kRecordBytes, next, lane);
   }
 
-  const UnitSums<Sums, kHasBias> unit_sums(params, split, sums, own_sums, lane);
+  const UnitSums<Sums, kHasBias> unit_sums(params, geometry.row_stride,
+                                           geometry.splits.begin + split, sums, own_sums, lane);
 
   wait_for_previous_kernel();
+  [[maybe_unused]] int64_t slot = 0;
+  if constexpr (kSends<Geometry>) slot = begin_sending(geometry.to);
   RegisterActivations<kTiles, kSteps> activations;
   activations.load(
       {static_cast<const __nv_bfloat16*>(params.x), weight.num_inputs, 0, params.num_rows},
@@ -312,7 +326,7 @@ __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) units[i] = units[i + 1];
     units[kAhead] = claims_units ? claim[buffer != 0] : claimed;
-    unit_sums.write(params, unit, buffer);
+    unit_sums.write(params, unit, buffer, geometry, slot);
     buffer ^= Sums::kBufferFloats * 4;
   };
   add_unit(std::true_type{});

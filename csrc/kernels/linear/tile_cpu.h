@@ -1,14 +1,15 @@
 #pragma once
 
-/// The inner loop of linear and of attention: sums[r][c] += sum_k x[r][k] * w[k][c] for a tile of R
-/// rows times U *units* held in registers. A unit is two vectors: columns [c, c + kLanes) and the
-/// same 16 further, which is how a line of a bf16 panel unpacks.
+/// The inner loop of linear and of attention: sum_k x[r][k] * w[k][c] for a tile of R rows times U
+/// *units* held in registers. A unit is two vectors: columns [c, c + kLanes) and the same 16
+/// further, which is how a line of a bf16 panel unpacks.
 ///
 /// Tiles differ in shape only: each sum is always the chain fma(x[k], w[k], sum) over rising k, so
 /// results do not depend on how rows and columns are cut into tiles.
 
 #include "kernels/common/simd_cpu.h"
 #include "kernels/linear/panels_cpu.h"
+#include "kernels/linear/splits.h"
 
 namespace openspec::OPENSPEC_ISA {
 
@@ -55,13 +56,16 @@ struct TileArgs {
   const char* weight[kMaxUnits];
   int64_t next_weight;  // bytes from weight[u] to what unit u reads after this tile's lines
   const float* const* line;
-  int column[kMaxUnits];  // of each unit's first vector, in `sums` and in lines given by pointers
+  int column[kMaxUnits];  // of each unit's first vector, in sums and in lines given by pointers
   const float* x;         // (r, k) at [r * x_stride + k] in place, else at [k * R + r]
   int64_t x_stride;
-  int64_t num_inputs;
-  float* sums;  // (r, c) at [r * sums_stride + c]
+  int num_splits;
+  int64_t ends[kMaxSplits];  // the first k after each split
+  const float*
+      from;   // the first split's chains so far, (r, c) at [r * sums_stride + c]; null: zero
+  float* to;  // where its chains go, or with is_added are added, then the other splits' too
+  bool is_added;
   int64_t sums_stride;
-  bool is_first;  // starts from zero instead of `sums`
 };
 
 using TileFunction = void (*)(const TileArgs&);
@@ -70,12 +74,14 @@ template <int R, int U, Lines kLines, bool kInPlace>
 void tile(const TileArgs& args) {
   constexpr int64_t kLineBytes = kLinearPanel * (kLines == Lines::kBF16Panel ? 2 : 4);
   constexpr int kHalf = kLinearPanel / 2;
-  Vf sums[R][U][2];
-  for (int r = 0; r < R; ++r) {
-    for (int u = 0; u < U; ++u) {
-      const float* from = args.sums + r * args.sums_stride + args.column[u];
-      sums[r][u][0] = args.is_first ? Vf{} : load(from);
-      sums[r][u][1] = args.is_first ? Vf{} : load(from + kHalf);
+  Vf sums[R][U][2] = {};
+  if (args.from != nullptr) {
+    for (int r = 0; r < R; ++r) {
+      for (int u = 0; u < U; ++u) {
+        const float* from = args.from + r * args.sums_stride + args.column[u];
+        sums[r][u][0] = load(from);
+        sums[r][u][1] = load(from + kHalf);
+      }
     }
   }
   const char* weight[U];
@@ -109,23 +115,29 @@ void tile(const TileArgs& args) {
       }
     }
   };
-  // In two parts: up to where the lines fetched ahead are the next tile's.
-  const int64_t num_inputs = args.num_inputs;
+  const int64_t num_inputs = args.ends[args.num_splits - 1];
   const int64_t turn = num_inputs > kPrefetchLines ? num_inputs - kPrefetchLines : 0;
   int64_t k = 0;
-  for (int part = 0; part < 2; ++part) {
-    const int64_t end = part == 0 ? turn : num_inputs;
-    const int64_t prefetch =
-        part == 0 ? kPrefetchLines * kLineBytes : args.next_weight - turn * kLineBytes;
-    OPENSPEC_UNROLL
-    for (; k < end; ++k) add_line(k, prefetch);
-  }
-  for (int r = 0; r < R; ++r) {
-    for (int u = 0; u < U; ++u) {
-      float* to = args.sums + r * args.sums_stride + args.column[u];
-      store(to, sums[r][u][0]);
-      store(to + kHalf, sums[r][u][1]);
+  bool is_added = args.is_added;
+  for (int split = 0; split < args.num_splits; ++split) {
+    // In two parts: up to where the lines fetched ahead are the next tile's.
+    const int64_t split_end = args.ends[split];
+    for (int part = 0; part < 2; ++part) {
+      const int64_t end = part == 0 && turn < split_end ? turn : split_end;
+      const int64_t prefetch = part == 0 && k < turn ? kPrefetchLines * kLineBytes
+                                                     : args.next_weight - turn * kLineBytes;
+      OPENSPEC_UNROLL
+      for (; k < end; ++k) add_line(k, prefetch);
     }
+    for (int r = 0; r < R; ++r) {
+      for (int u = 0; u < U; ++u) {
+        float* to = args.to + r * args.sums_stride + args.column[u];
+        store(to, is_added ? load(to) + sums[r][u][0] : sums[r][u][0]);
+        store(to + kHalf, is_added ? load(to + kHalf) + sums[r][u][1] : sums[r][u][1]);
+        sums[r][u][0] = sums[r][u][1] = Vf{};
+      }
+    }
+    is_added = true;
   }
 }
 

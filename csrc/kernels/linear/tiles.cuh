@@ -21,9 +21,18 @@ inline constexpr int kLinearStepElements = kLinearUnit * kLinearStep;  // of a u
 inline constexpr int kLinearStepBytes = 2 * kLinearStepElements;
 inline constexpr int kLinearGateRows = kLinearUnit / 2;  // of a SwiGLU unit; then as many up rows
 
-/// First step of split `split` of `num_splits`; split_begin(.., num_splits) is the end of the last.
-OPENSPEC_HD constexpr int split_begin(int num_steps, int num_splits, int split) {
-  return num_steps * split / num_splits;
+/// Steps [begin, end) of those that are here.
+struct StepRange {
+  int begin, end;
+
+  OPENSPEC_HD constexpr int size() const { return end - begin; }
+};
+
+/// Steps of a split that is here.
+OPENSPEC_HD constexpr StepRange split_steps(const PackedLinear& weight, int split) {
+  static_assert(kSplitUnit % kLinearStep == 0);
+  const InputRange inputs = weight.inputs_of(split);
+  return {inputs.begin / kLinearStep, inputs.end / kLinearStep};
 }
 
 /// First step of chain `chain` of the split that covers steps [begin, end); chain kLinearChains is

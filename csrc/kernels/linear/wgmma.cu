@@ -8,6 +8,7 @@
 
 #include "kernels/common/hopper.h"
 #include "kernels/common/launch.cuh"
+#include "kernels/common/per_device.h"
 #include "kernels/linear/tiles.cuh"
 #include "kernels/linear/wgmma.h"
 #include "kernels/linear/wgmma_kernel.cuh"
@@ -55,6 +56,11 @@ int stage_bytes(const WgmmaPlan& plan) {
   return plan.tile_units * kUnitBytes + plan.tile_rows * kRowBytes;
 }
 
+/// Splits whose sums stay apart, or one for all of them.
+int num_splits_apart(const LinearParams& params) {
+  return params.partials != nullptr ? params.weight.own_splits().size() : 1;
+}
+
 bool writes_f32(const LinearParams& params) {
   return params.partials != nullptr || params.out_dtype == DType::kF32;
 }
@@ -73,19 +79,19 @@ int num_stages(const WgmmaPlan& plan, const LinearParams& params) {
 /// Units of the last tile of a run.
 int last_units(int run_units, int tile_units) { return (run_units - 1) % tile_units + 1; }
 
-template <int kRows, int kCluster>
-int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream) {
-  constexpr auto kernel = wgmma_kernel<kRows, kCluster>();
-  static const int prepared = prepare_shared(kernel, kSharedKib * 1024);
+/// `job`: what it holds besides the fields of Job.
+template <int kRows, int kCluster, typename JobType>
+int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, JobType job, void* stream) {
+  constexpr auto kernel = wgmma_kernel<kRows, kCluster, JobType>();
+  const int prepared = per_device([&] { return prepare_shared(kernel, kSharedKib * 1024); });
   if (prepared != cudaSuccess) return prepared;
-  Job job = {};
   job.is_split = params.partials != nullptr;
   job.out = job.is_split ? params.partials : params.out;
-  job.bias = params.weight.bias;
+  job.weight = params.weight;
+  job.splits = params.weight.own_splits();
+  job.row_stride = linear_row_stride(params);
   job.num_rows = params.num_rows;
   job.num_units = params.weight.num_outputs / kLinearUnit;
-  job.num_steps = params.weight.num_inputs / kLinearStep;
-  job.num_splits = params.weight.num_splits;
   job.is_swiglu = params.weight.epilogue == LinearEpilogue::kSwiGlu;
   job.is_f32 = writes_f32(params);
   job.tile_units = plan.tile_units;
@@ -93,7 +99,7 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
   // A stage is given back while the next one is read.
   if (job.num_stages < 2) return cudaErrorInvalidValue;
 
-  const int num_splits = job.is_split ? job.num_splits : 1;
+  const int num_splits = num_splits_apart(params);
   job.num_row_tiles = ceil_div(params.num_rows, kRows * kCluster);
   int num_clusters = num_sms() / kCluster;
   int shorter_units = plan.tile_units;
@@ -123,8 +129,23 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, void* stream
                          plan.shared_kib * 1024, stream, weights, rows, job);
 }
 
+template <typename JobType>
+int launch_plan(const WgmmaPlan& plan, const LinearParams& params, const JobType& job,
+                void* stream) {
+  if (plan.cluster == 2) {
+    if (plan.tile_rows == 96) return launch_tiles<96, 2>(plan, params, job, stream);
+    if (plan.tile_rows == 128) return launch_tiles<128, 2>(plan, params, job, stream);
+  } else {
+    if (plan.tile_rows == 32) return launch_tiles<32, 1>(plan, params, job, stream);
+    if (plan.tile_rows == 64) return launch_tiles<64, 1>(plan, params, job, stream);
+    if (plan.tile_rows == 96) return launch_tiles<96, 1>(plan, params, job, stream);
+    if (plan.tile_rows == 128) return launch_tiles<128, 1>(plan, params, job, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
 bool has_wgmma() {
-  static const bool has = has_hopper_kernel(wgmma_kernel<64, 1>());
+  static const bool has = has_hopper_kernel(wgmma_kernel<64, 1, Job>());
   return has;
 }
 
@@ -138,7 +159,7 @@ double estimate(const WgmmaPlan& plan, const LinearParams& params) {
   constexpr double kTileNs = 700;                    // to write a tile
   const PackedLinear& weight = params.weight;
   const int num_units = weight.num_outputs / kLinearUnit;
-  const int num_splits = params.partials != nullptr ? weight.num_splits : 1;
+  const int num_splits = num_splits_apart(params);
   const int num_row_tiles = ceil_div(params.num_rows, plan.tile_rows * plan.cluster);
   const double num_inputs = static_cast<double>(weight.num_inputs) / num_splits;
   const double row_bytes = 2.0 * num_inputs * plan.tile_rows;
@@ -181,7 +202,7 @@ int run_shared_kib(const WgmmaPlan& plan) {
 /// For many rows: the fastest by the model above, of bands and of a run for every cluster.
 WgmmaPlan many_rows_plan(const LinearParams& params) {
   const int num_units = params.weight.num_outputs / kLinearUnit;
-  const int num_splits = params.partials != nullptr ? params.weight.num_splits : 1;
+  const int num_splits = num_splits_apart(params);
   WgmmaPlan best;
   double best_time = 0;
   for (const int tile_rows : {96, 128}) {
@@ -217,7 +238,7 @@ WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
   plan.tile_rows = form->tile_rows;
   plan.cluster = form->cluster;
   const int num_units = params.weight.num_outputs / kLinearUnit;
-  const int num_splits = params.partials != nullptr ? params.weight.num_splits : 1;
+  const int num_splits = num_splits_apart(params);
   const int min_units = plan.tile_rows > 32 ? kGroupUnits : 1;
   plan.num_runs = std::clamp(num_sms() / plan.cluster / num_splits, 1,
                              std::max(1, ceil_div(num_units, min_units)));
@@ -232,16 +253,11 @@ WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
 }
 
 int linear_wgmma_as(const WgmmaPlan& plan, const LinearParams& params, void* stream) {
-  if (plan.cluster == 2) {
-    if (plan.tile_rows == 96) return launch_tiles<96, 2>(plan, params, stream);
-    if (plan.tile_rows == 128) return launch_tiles<128, 2>(plan, params, stream);
-  } else {
-    if (plan.tile_rows == 32) return launch_tiles<32, 1>(plan, params, stream);
-    if (plan.tile_rows == 64) return launch_tiles<64, 1>(plan, params, stream);
-    if (plan.tile_rows == 96) return launch_tiles<96, 1>(plan, params, stream);
-    if (plan.tile_rows == 128) return launch_tiles<128, 1>(plan, params, stream);
-  }
-  return cudaErrorInvalidValue;
+  if (params.exchange == nullptr) return launch_plan(plan, params, Job{}, stream);
+  const Exchange& exchange = *params.exchange;
+  const ExchangeJob job = {
+      {}, outbox_of(exchange, params.num_rows), inbox_rows(params.num_rows, exchange.num_ranks)};
+  return launch_plan(plan, params, job, stream);
 }
 
 int linear_wgmma(const LinearParams& params, void* stream) {
@@ -251,10 +267,12 @@ int linear_wgmma(const LinearParams& params, void* stream) {
 
 bool linear_wgmma_takes(const PackedLinear& shape, int num_rows) {
   // Chains without a step have no product to wait for; the kernel has no case for them.
-  const int num_steps = shape.num_inputs / kLinearStep;
-  return num_rows >= kMinRows && num_steps >= shape.num_splits * kLinearChains &&
-         shape.layout == LinearLayout::kTiles && shape.num_inputs % kLinearStep == 0 &&
-         shape.num_outputs % kLinearUnit == 0 && has_wgmma();
+  const SplitRange splits = shape.own_splits();
+  for (int split = splits.begin; split < splits.end; ++split) {
+    if (split_steps(shape, split).size() < kLinearChains) return false;
+  }
+  return num_rows >= kMinRows && shape.layout == LinearLayout::kTiles &&
+         shape.num_inputs % kLinearStep == 0 && shape.num_outputs % kLinearUnit == 0 && has_wgmma();
 }
 
 }  // namespace openspec::cuda

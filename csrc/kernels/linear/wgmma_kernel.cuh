@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/launch.cuh"
 #include "kernels/common/wgmma.cuh"
@@ -111,18 +112,40 @@ __device__ __forceinline__ void store(const float (&sums)[kCount], uint32_t at) 
   for (int i = 0; i < kCount; i += 4) wgmma::store_floats(at + i * (kGroupThreads * 4), &sums[i]);
 }
 
+/// As write_f32, to the inboxes of ranks. `to.out` lies in slot 0 of the own one.
+template <int kRows>
+__device__ __forceinline__ void send_f32(const GroupOutput& to, const Outbox& outbox, int64_t slot,
+                                         const float (&sums)[kRows / 2]) {
+  const int warp = to.thread / 32;
+  const int lane = to.thread % 32;
+  if (warp >= to.num_units) return;
+  const int output = (to.first_unit + warp) * kLinearUnit + lane / 4;
+  float* out = static_cast<float*>(to.out) + slot + output;
+#pragma unroll
+  for (int i = 0; i < kRows / 4; ++i) {
+    const int row = to.first_row + lane % 4 * 2 + i / 2 * 8 + i % 2;
+    if (row >= to.num_rows) continue;
+    float* at = out + (row >> outbox.owner_shift) * to.row_stride;
+    send(outbox, row, at, sums[i / 2 * 4 + i % 2]);
+    send(outbox, row, at + kLinearUnit / 2, sums[i / 2 * 4 + i % 2 + 2]);
+  }
+}
+
 /// A warpgroup's part. `shared`: its own buffer, for split sums and then for the output.
-template <int kRows, int kCluster>
-__device__ __forceinline__ void multiply_tiles(const Job& job, const Ring& ring, int group,
+template <int kRows, int kCluster, typename JobType>
+__device__ __forceinline__ void multiply_tiles(const JobType& job, const Ring& ring, int group,
                                                int rank, uint32_t shared) {
+  constexpr bool kSends = std::is_same_v<JobType, ExchangeJob>;
+  [[maybe_unused]] int64_t slot = 0;
+  if constexpr (kSends) slot = begin_sending(job.to);
   const int thread = threadIdx.x % kGroupThreads;
   const uint32_t stored_sums = shared + thread * 16;
   ChainReader<kRows, kCluster> reader(ring, group, thread % 32, job.tile_units * kUnitBytes);
   for (TileCursor<kRows, kCluster> tiles(job, rank); !tiles.at_end(); tiles.advance()) {
     const ProductTile& tile = tiles.tile;
     if (group * kGroupUnits >= tile.num_units) {
-      reader.skip(split_begin(job.num_steps, job.num_splits, tile.last_split) -
-                  split_begin(job.num_steps, job.num_splits, tile.first_split));
+      reader.skip(split_steps(job.weight, tile.last_split - 1).end -
+                  split_steps(job.weight, tile.first_split).begin);
       continue;
     }
     float sums[kRows / 2];
@@ -131,14 +154,13 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const Ring& ring,
     float chain_sums[kRows / 2] = {};
     reader.begin_tile(tile.box_units);
     for (int split = tile.first_split; split < tile.last_split; ++split) {
-      const int begin = split_begin(job.num_steps, job.num_splits, split);
-      const int end = split_begin(job.num_steps, job.num_splits, split + 1);
+      const StepRange steps = split_steps(job.weight, split);
 #pragma unroll
       for (int i = 0; i < kRows / 2; ++i) sums[i] = 0.0f;
 #pragma unroll 1
       for (int chain = 0; chain < kLinearChains; ++chain) {
-        reader.multiply(chain_sums,
-                        chain_begin(begin, end, chain + 1) - chain_begin(begin, end, chain));
+        reader.multiply(chain_sums, chain_begin(steps.begin, steps.end, chain + 1) -
+                                        chain_begin(steps.begin, steps.end, chain));
 #pragma unroll
         for (int i = 0; i < kRows / 2; ++i) sums[i] = __fadd_rn(sums[i], chain_sums[i]);
       }
@@ -148,8 +170,7 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const Ring& ring,
     reader.finish_tile();
 
     GroupOutput to;
-    const int num_outputs = job.num_units * kLinearUnit / (job.is_swiglu ? 2 : 1);
-    to.row_stride = num_outputs;
+    to.row_stride = job.row_stride;
     to.first_row = tile.first_row;
     to.num_rows = job.num_rows;
     to.first_unit = tile.first_unit + group * kGroupUnits;
@@ -160,13 +181,15 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const Ring& ring,
     to.out = job.out;
     if (job.is_split) {
       to.out = static_cast<float*>(job.out) +
-               partial_index(job.num_rows, num_outputs, tile.first_split, 0, 0);
+               partial_index(split_rows(job), job.weight.num_outputs, tile.first_split, 0, 0);
     }
-    if (job.bias != nullptr) add_bias<kRows>(to, job.bias, sums);
+    if (job.weight.bias != nullptr) add_bias<kRows>(to, job.weight.bias, sums);
     // One buffer serves all this: nobody writes it for one purpose while another thread still reads
     // it for the one before.
     wgmma::sync_group(group);
-    if (job.is_f32) {
+    if constexpr (kSends) {
+      send_f32<kRows>(to, job.to, slot, sums);
+    } else if (job.is_f32) {
       write_f32<kRows>(to, sums);
     } else if (job.is_swiglu) {
       write_bf16<kRows, true>(to, sums);
@@ -179,9 +202,9 @@ __device__ __forceinline__ void multiply_tiles(const Job& job, const Ring& ring,
 
 #endif  // OPENSPEC_HAS_WGMMA
 
-template <int kRows, int kCluster>
+template <int kRows, int kCluster, typename JobType>
 __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUtensorMap& rows,
-                                          const Job& job) {
+                                          const JobType& job) {
 #ifdef OPENSPEC_HAS_WGMMA
   allow_next_kernel();
   // Their place in static shared memory also tells the host that the kernel has a body.
@@ -224,8 +247,8 @@ __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUten
   } else {
     if constexpr (Threads<kRows>::kMovesRegisters) wgmma::take_registers<kMultiplyingRegisters>();
     wait_for_previous_kernel();
-    const int buffer_bytes =
-        group_buffer_bytes(kRows, job.num_splits > 1 && !job.is_split, job.is_f32, job.is_swiglu);
+    const int buffer_bytes = group_buffer_bytes(kRows, job.splits.size() > 1 && !job.is_split,
+                                                job.is_f32, job.is_swiglu);
     multiply_tiles<kRows, kCluster>(
         job, ring, warp / 4, rank,
         ring.stages + ring.num_stages * ring.stage_bytes + warp / 4 * buffer_bytes);
@@ -238,25 +261,28 @@ __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUten
 // memory the first-level cache is too small for what hundreds of threads spill.
 constexpr int few_rows_registers(int num_rows) { return num_rows <= 32 ? 72 : 96; }
 
-template <int kRows, int kCluster>
+/// JobType: Job or ExchangeJob.
+template <int kRows, int kCluster, typename JobType>
 __global__ void __maxnreg__(few_rows_registers(kRows))
     wgmma_kernel_beside(const __grid_constant__ WeightMaps weights,
-                        const __grid_constant__ CUtensorMap rows, const __grid_constant__ Job job) {
+                        const __grid_constant__ CUtensorMap rows,
+                        const __grid_constant__ JobType job) {
   run_block<kRows, kCluster>(weights, rows, job);
 }
-template <int kRows, int kCluster>
+template <int kRows, int kCluster, typename JobType>
 __global__ void __launch_bounds__(kMaxGroups* kGroupThreads + Threads<kRows>::kCopying, 1)
     wgmma_kernel_alone(const __grid_constant__ WeightMaps weights,
-                       const __grid_constant__ CUtensorMap rows, const __grid_constant__ Job job) {
+                       const __grid_constant__ CUtensorMap rows,
+                       const __grid_constant__ JobType job) {
   run_block<kRows, kCluster>(weights, rows, job);
 }
 
-template <int kRows, int kCluster>
+template <int kRows, int kCluster, typename JobType>
 constexpr auto wgmma_kernel() {
   if constexpr (kRows <= 64) {
-    return wgmma_kernel_beside<kRows, kCluster>;
+    return wgmma_kernel_beside<kRows, kCluster, JobType>;
   } else {
-    return wgmma_kernel_alone<kRows, kCluster>;
+    return wgmma_kernel_alone<kRows, kCluster, JobType>;
   }
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/common/wgmma.cuh"
+#include "kernels/exchange/exchange.cuh"
 #include "kernels/linear/tiles.cuh"
 #include "kernels/linear/wgmma_output.cuh"
 
@@ -46,12 +47,12 @@ struct WeightMaps {
 /// runs as long or one unit shorter, in tiles of `tile_units` and a last one of what is left; or
 /// clusters take one tile after the other, in bands.
 struct Job {
+  PackedLinear weight;
+  SplitRange splits;  // that are here
   void* out;
-  const float* bias;  // PackedLinear::bias
+  int64_t row_stride;  // elements
   int num_rows;
   int num_units;
-  int num_steps;
-  int num_splits;
   bool is_swiglu;
   bool is_f32;
   bool is_split;  // out is [num_splits, num_rows, num_outputs]
@@ -65,6 +66,16 @@ struct Job {
   int band;  // row tiles that run together, so that they find each other's weights in the cache
   int num_tiles;
 };
+
+/// A job whose sums go to the inboxes of ranks. `out` is then slot 0 of the own inbox.
+struct ExchangeJob : Job {
+  Outbox to;
+  int inbox_rows;
+};
+
+/// Rows of a split's sums.
+__host__ __device__ constexpr int split_rows(const Job& job) { return job.num_rows; }
+__host__ __device__ constexpr int split_rows(const ExchangeJob& job) { return job.inbox_rows; }
 
 /// Shared memory of a warpgroup beside the ring: the sums of the splits so far where it adds them
 /// up, then its output on the way to memory where that is bf16.
@@ -121,13 +132,13 @@ class TileCursor {
 
  private:
   __device__ __forceinline__ void find_splits(int split) {
-    tile.first_split = split;
-    tile.last_split = job_.is_split ? split + 1 : job_.num_splits;
+    tile.first_split = job_.splits.begin + split;
+    tile.last_split = job_.is_split ? tile.first_split + 1 : job_.splits.end;
   }
   __device__ __forceinline__ void find_tile() {
     tile.num_units = 0;
     if (index_ >= job_.num_tiles) return;
-    const int num_splits = job_.is_split ? job_.num_splits : 1;
+    const int num_splits = job_.is_split ? job_.splits.size() : 1;
     const int band_tiles = job_.band * job_.num_unit_tiles * num_splits;
     const int first_of_band = index_ / band_tiles * job_.band;
     const int in_band = index_ % band_tiles;
@@ -178,8 +189,8 @@ class StageCursor {
  private:
   __device__ __forceinline__ void enter_tile() {
     if (at_end()) return;
-    step = split_begin(job_.num_steps, job_.num_splits, tile().first_split);
-    last_step_ = split_begin(job_.num_steps, job_.num_splits, tile().last_split);
+    step = split_steps(job_.weight, tile().first_split).begin;
+    last_step_ = split_steps(job_.weight, tile().last_split - 1).end;
   }
 
   const Job& job_;

@@ -1,8 +1,18 @@
 #pragma once
 
 #include "kernels/common/exec.h"
+#include "kernels/exchange/exchange.h"
 
 namespace openspec {
+
+/// Of more than kMaxRowsToAll rows each rank norms those that it owns, and sends them to all. Of
+/// other ranks' rows its residual is then what it was, unless residuals are sent, too. All buffers
+/// are [num_rows, width] at the strides of the own ones; those of the rank itself are its own
+/// residual and out. Neither is read by the product whose sums are exchanged, or after it.
+struct OwnedRows {
+  void* out[kMaxRanks] = {};
+  void* residual[kMaxRanks] = {};  // null: residuals are not sent
+};
 
 /// residual += delta (where delta is given), or = delta; out = residual * rsqrt(mean(residual^2) +
 /// eps) * weight.
@@ -17,8 +27,12 @@ struct RmsNormParams {
   const void* delta = nullptr;            // [num_rows, width] dtype, or null
   const float* delta_partials = nullptr;  // [num_partials, num_rows, width], instead of delta
   int num_partials = 0;
-  bool starts_residual = false;   // residual = delta: what it was is not read
-  const float* weight = nullptr;  // [width]
+  // CUDA, instead of delta_partials: the sums come through the rank's inbox, whose current round is
+  // taken. An even number of them; the residual is not started so.
+  const Exchange* exchange = nullptr;
+  const OwnedRows* owned = nullptr;  // of an exchange whose rows have owners
+  bool starts_residual = false;      // residual = delta: what it was is not read
+  const float* weight = nullptr;     // [width]
   // [num_rows, width] dtype. It may be delta, or where no delta is given residual itself at the
   // same stride; it may not alias residual else.
   void* out = nullptr;

@@ -11,8 +11,9 @@ namespace openspec {
 
 namespace {
 
-// Up to so many rows the sums of split linears are left to the next op; with more rows the extra
-// memory traffic costs more than the parallelism of the splits brings.
+// Up to so many rows on CUDA the sums of split linears are left to the next op; with more rows the
+// extra memory traffic costs more than the parallelism of the splits brings, and the linear adds
+// them as the CPU's always does.
 constexpr int kMaxPartialRows = 256;
 
 }  // namespace
@@ -144,7 +145,7 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
   if (device == Device::kCuda) {
     int num_splits = 1;
     for (const int inputs : {g.q_width(), g.intermediate_size, limits.max_inputs}) {
-      num_splits = std::max(num_splits, linear_num_splits_cuda(g.hidden_size, inputs));
+      num_splits = std::max(num_splits, linear_num_splits(g.hidden_size, inputs));
     }
     at.linear = areas.take(1, kLinearWorkspaceBytesCuda);
     at.partials = areas.take(num_splits * std::min(limits.max_rows, kMaxPartialRows),
@@ -194,7 +195,8 @@ void DecoderScratch::logits(const ExecContext& exec, const PackedLinear& head, c
 
 Delta DecoderScratch::delta(const ExecContext& exec, const PackedLinear& weight, const void* x,
                             int num_rows) {
-  const bool is_apart = weight.num_splits > 1 && num_rows <= kMaxPartialRows;
+  const bool is_apart =
+      exec.device == Device::kCuda && weight.num_splits > 1 && num_rows <= kMaxPartialRows;
   void* out = buffer_.at(at_.delta);
   auto* partials = is_apart ? reinterpret_cast<float*>(buffer_.at(at_.partials)) : nullptr;
   linear(exec, weight, x, out, num_rows, dtype_, partials);

@@ -78,26 +78,23 @@ void Weights::pack(const PackedLinear& shape, const void* rows, int first_output
 
 PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<std::string>& parts,
                                  const std::vector<int>& outputs, int inputs,
-                                 LinearEpilogue epilogue, [[maybe_unused]] bool may_split,
-                                 bool has_bias) {
+                                 LinearEpilogue epilogue, bool may_split, bool has_bias) {
   PackedLinear linear;
   size_t bytes = 0;
   for (int count : outputs) linear.num_outputs += count;
   linear.num_inputs = inputs;
   linear.epilogue = epilogue;
+  if (may_split) {
+    linear.num_splits = linear_num_splits(linear.whole_outputs(), linear.whole_inputs());
+  }
   if (device_ == Device::kCuda) {
     OPENSPEC_CHECK_ARG(linear.num_outputs % 16 == 0 && inputs % 16 == 0, prefix, parts.front(),
                        ": a matrix of ", linear.num_outputs, " x ", inputs,
                        " cannot run on CUDA, sizes must be multiples of 16; use --device cpu");
     linear.layout = LinearLayout::kTiles;
     bytes = format_bytes(linear.format, linear.num_outputs, inputs);
-#ifdef OPENSPEC_CUDA
-    if (may_split) {
-      linear.num_splits = linear_num_splits_cuda(linear.whole_outputs(), linear.whole_inputs());
-    }
-#endif
   } else {
-    linear.layout = linear_layout_cpu(inputs);
+    linear.layout = linear_layout_cpu(linear.whole_inputs());
     bytes = linear_packed_bytes_cpu(linear.num_outputs, inputs, epilogue);
   }
   std::string names;

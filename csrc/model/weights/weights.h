@@ -38,8 +38,8 @@ class Weights {
 
   /// A matrix of several checkpoint tensors, one below the other (gate, then up for SwiGLU). A
   /// tensor may be part of several matrices.
-  /// `may_split`: its sums may be left as partials for the next op to add. `has_bias`: of each part
-  /// there is a bias too, "x.bias" beside "x.weight".
+  /// `may_split`: its sum is of splits, which may be left for the next op to add. `has_bias`: of
+  /// each part there is a bias too, "x.bias" beside "x.weight".
   PackedLinear add_linear(const std::string& prefix, const std::vector<std::string>& parts,
                           const std::vector<int>& outputs, int inputs, LinearEpilogue epilogue,
                           bool may_split = false, bool has_bias = false);

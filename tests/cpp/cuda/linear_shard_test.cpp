@@ -44,8 +44,8 @@ class Shard {
   // Splits [begin, end).
   static std::unique_ptr<Shard> of_inputs(const Problem& problem, int begin, int end) {
     const Shape& shape = problem.shape();
-    const int split_inputs = shape.num_inputs / shape.num_splits;
-    const int first = begin * split_inputs, last = end * split_inputs;
+    const int first = split_inputs(shape.num_inputs, shape.num_splits, begin).begin;
+    const int last = split_inputs(shape.num_inputs, shape.num_splits, end - 1).end;
     return std::make_unique<Shard>(
         Shape{shape.name, shape.num_outputs, last - first, shape.epilogue, shape.num_splits},
         LinearShard{.first_input = first, .whole_inputs = shape.num_inputs},
@@ -99,26 +99,35 @@ std::vector<int> row_counts(const Shape& shape) {
   return counts;
 }
 
-// What shards of the outputs compute, side by side.
-std::vector<uint8_t> gathered(const Shards& shards, int num_rows, Out out) {
-  std::vector<std::vector<uint8_t>> rows;
+// What shards of the outputs compute: into their columns of one buffer, or each its own splits'
+// sums, put side by side here.
+std::vector<uint8_t> gathered(const Problem& problem, const Shards& shards, int num_rows, Out out) {
+  const size_t row_bytes = problem.row_bytes(out);
+  const int num_parts = out == Out::kPartials ? problem.shape().num_splits : 1;
+  const size_t num_result_rows = static_cast<size_t>(num_rows * num_parts);
+  std::vector<uint8_t> result(num_result_rows * row_bytes);
+  const DeviceBuffer whole(result.size());
+  size_t first = 0;  // byte of a row
   for (const std::unique_ptr<Shard>& shard : shards) {
-    const int num_splits = out == Out::kPartials ? shard->shape().num_splits : 1;
-    rows.resize(static_cast<size_t>(num_rows * num_splits));
     const size_t width =
         static_cast<size_t>(shard->shape().num_columns()) * (out == Out::kBF16 ? 2 : 4);
-    const DeviceBuffer device_out(rows.size() * width);
-    CHECK_CUDA(linear_cuda(shard->params(num_rows, out, device_out.data()), nullptr));
-    const std::vector<uint8_t> found = device_out.download<uint8_t>();
-    CHECK(device_out.guard_is_whole());
-    for (size_t row = 0; row < rows.size(); ++row) {
-      const auto from = found.begin() + static_cast<ptrdiff_t>(row * width);
-      rows[row].insert(rows[row].end(), from, from + static_cast<ptrdiff_t>(width));
+    if (out == Out::kPartials) {
+      const DeviceBuffer sums(num_result_rows * width);
+      CHECK_CUDA(linear_cuda(shard->params(num_rows, out, sums.data()), nullptr));
+      const std::vector<uint8_t> found = sums.download<uint8_t>();
+      CHECK(sums.guard_is_whole());
+      for (size_t row = 0; row < num_result_rows; ++row) {
+        std::copy_n(&found[row * width], width, &result[row * row_bytes + first]);
+      }
+    } else {
+      LinearParams params = shard->params(num_rows, out, whole.as<uint8_t>() + first);
+      params.out_stride = problem.num_columns();
+      CHECK_CUDA(linear_cuda(params, nullptr));
     }
+    first += width;
   }
-  std::vector<uint8_t> result;
-  for (const std::vector<uint8_t>& row : rows) result.insert(result.end(), row.begin(), row.end());
-  return result;
+  CHECK(whole.guard_is_whole());
+  return out == Out::kPartials ? result : whole.download<uint8_t>();
 }
 
 }  // namespace
@@ -137,7 +146,7 @@ TEST(shards_of_the_outputs_have_the_bits_of_the_whole) {
       for (const Out out : outs(shape)) {
         for (const int num_rows : row_counts(shape)) {
           const std::vector<uint8_t> expected = problem.run(0, num_rows, out);
-          if (gathered(shards, num_rows, out) != expected) {
+          if (gathered(problem, shards, num_rows, out) != expected) {
             problem.fail(std::to_string(num_shards) + " shards by outputs have other bits",
                          num_rows);
           }
@@ -151,11 +160,11 @@ TEST(shards_of_the_outputs_have_the_bits_of_the_whole) {
 // of all of them follows.
 TEST(shards_of_the_inputs_have_the_sums_of_the_whole) {
   for (const Shape& shape : shapes()) {
-    if (shape.num_splits == 1 || shape.num_inputs / 16 % shape.num_splits != 0) continue;
+    if (shape.num_splits == 1 || shape.num_inputs < shape.num_splits * kSplitUnit) continue;
     Problem& problem = problem_of(shape);
     const int n = shape.num_splits;
-    std::vector<std::vector<int>> cuts = {{0, n / 2, n}, {0, 1, n}};
-    if (n % 4 == 0) cuts.push_back({0, n / 4, n / 2, n - n / 4, n});
+    std::vector<std::vector<int>> cuts = {{0, n / 2, n}, {0, 1, n}, {}};
+    for (int split = 0; split <= n; ++split) cuts.back().push_back(split);
     for (const std::vector<int>& cut : cuts) {
       Shards shards;
       for (size_t i = 0; i + 1 < cut.size(); ++i) {
@@ -188,13 +197,6 @@ TEST(shards_of_the_inputs_have_the_sums_of_the_whole) {
   }
 }
 
-TEST(splits_follow_from_the_whole) {
-  PackedLinear quarter = packed({"quarter of 4B o", 2560, 1024}, nullptr);
-  quarter.shard.whole_inputs = 4096;
-  CHECK_EQ(linear_num_splits_cuda(quarter.whole_outputs(), quarter.whole_inputs()), 4);
-  CHECK_EQ(linear_num_splits_cuda(quarter.num_outputs, quarter.num_inputs), 1);
-}
-
 TEST(shards_that_would_change_a_sum_are_refused) {
   Problem& problem = problem_named("0.6B o");
   const std::unique_ptr<Shard> shard = Shard::of_inputs(problem, 1, 3);
@@ -209,7 +211,7 @@ TEST(shards_that_would_change_a_sum_are_refused) {
   CHECK(refuses([&](LinearParams& p) { p.partials = nullptr, p.out = out.data(); }));
   CHECK(refuses([](LinearParams& p) { p.weight.shard.first_input += 16; }));
   CHECK(refuses([](LinearParams& p) { p.weight.num_inputs -= 16; }));
-  CHECK(refuses([](LinearParams& p) { p.weight.num_splits = 3; }));  // of 42 or 43 steps
+  CHECK(refuses([](LinearParams& p) { p.weight.num_splits = 3; }));  // with other borders
   CHECK(refuses([](LinearParams& p) { p.weight.shard.first_input = 1536; }));
   CHECK(refuses([](LinearParams& p) { p.weight.shard.whole_outputs = 2048; }));
 }

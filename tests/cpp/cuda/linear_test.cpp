@@ -54,21 +54,6 @@ void check_against_reference(const Problem& problem, const std::vector<uint8_t>&
   }
 }
 
-TEST(splits_depend_on_the_shape) {
-  CHECK_EQ(linear_num_splits_cuda(2560, 4096), 4);
-  CHECK_EQ(linear_num_splits_cuda(2560, 9728), 4);
-  CHECK_EQ(linear_num_splits_cuda(6144, 2560), 2);
-  CHECK_EQ(linear_num_splits_cuda(19456, 2560), 1);
-  CHECK_EQ(linear_num_splits_cuda(151936, 2560), 1);
-  CHECK_EQ(linear_num_splits_cuda(320, 512), 1);
-  CHECK_EQ(linear_num_splits_cuda(1024, 2048), 4);
-  CHECK_EQ(linear_num_splits_cuda(1024, 3072), 4);
-  CHECK_EQ(linear_num_splits_cuda(2048, 6144), 8);
-  CHECK_EQ(linear_num_splits_cuda(4096, 12288), 4);
-  CHECK_EQ(linear_num_splits_cuda(5120, 17408), 4);
-  CHECK_EQ(linear_num_splits_cuda(5120, 25600), 8);
-}
-
 TEST(packs_piece_by_piece) {
   for (const LinearEpilogue epilogue : {kNone, kSwiGlu}) {
     const int n = 96, k = 176;

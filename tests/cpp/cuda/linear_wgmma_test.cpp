@@ -217,9 +217,9 @@ void check_model(const std::string& name, int hidden, int heads, int kv_heads, i
   const int attention = heads * head_dim;
   const Shape shapes[] = {
       {name + " qkv", attention + 2 * kv_heads * head_dim, hidden},
-      {name + " o", hidden, attention, kNone, linear_num_splits_cuda(hidden, attention)},
+      {name + " o", hidden, attention, kNone, linear_num_splits(hidden, attention)},
       {name + " gate_up", 2 * inner, hidden, kSwiGlu},
-      {name + " down", hidden, inner, kNone, linear_num_splits_cuda(hidden, inner)}};
+      {name + " down", hidden, inner, kNone, linear_num_splits(hidden, inner)}};
   for (const Shape& shape : shapes) {
     const Matrix matrix(shape);
     const DeviceBuffer x(values(static_cast<size_t>(2048) * shape.num_inputs, 1.0f, 5));

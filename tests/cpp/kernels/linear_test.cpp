@@ -1,91 +1,11 @@
-#include "kernels/linear/linear.h"
-
 #include <cmath>
 
-#include "kernel_testing.h"
-#include "kernels/isa_cpu.h"
+#include "linear_testing.h"
 
 using namespace openspec;
 using namespace openspec::testing;
 
 namespace {
-
-struct Matrix {
-  int num_outputs;
-  int num_inputs;
-  LinearEpilogue epilogue;
-  std::vector<float> values;  // as stored: rounded to bf16
-  std::vector<uint8_t> packed;
-  PackedLinear view;
-
-  Matrix(Rng& rng, int outputs, int inputs, LinearEpilogue what,
-         LinearLayout layout = LinearLayout::kLines)
-      : Matrix(rng, outputs, inputs, what, layout,
-               rng.normals(static_cast<size_t>(outputs) * static_cast<size_t>(inputs), 0.3f)) {}
-  // Packs in pieces of random size.
-  Matrix(Rng& rng, int outputs, int inputs, LinearEpilogue what, LinearLayout layout,
-         std::vector<float> numbers)
-      : num_outputs(outputs), num_inputs(inputs), epilogue(what), values(std::move(numbers)) {
-    Buffer source(values, DType::kBF16);
-    for (size_t i = 0; i < values.size(); ++i) values[i] = source[i];
-    packed.assign(linear_packed_bytes_cpu(outputs, inputs, what), 0xff);
-    view = {packed.data(), outputs, inputs, layout, what};
-    for (int row = 0; row < outputs;) {
-      const int count = std::min(outputs - row, rng.integer(1, 100));
-      const size_t offset = static_cast<size_t>(row) * static_cast<size_t>(inputs);
-      linear_pack_cpu(view, static_cast<char*>(source.data()) + offset * sizeof(uint16_t), row,
-                      count, packed.data());
-      row += count;
-    }
-  }
-  // The matrix of columns [begin, end) of the result.
-  Matrix shard(Rng& rng, int begin, int end) const {
-    std::vector<float> numbers;
-    for (int part = 0; part < num_outputs; part += width()) {
-      const auto row = [&](int column) { return values.begin() + (part + column) * num_inputs; };
-      numbers.insert(numbers.end(), row(begin), row(end));
-    }
-    const int outputs = static_cast<int>(numbers.size()) / num_inputs;
-    Matrix matrix(rng, outputs, num_inputs, epilogue, view.layout, std::move(numbers));
-    matrix.view.shard = {.first_output = begin * (num_outputs / width()),
-                         .whole_outputs = num_outputs};
-    return matrix;
-  }
-  int width() const { return epilogue == LinearEpilogue::kSwiGlu ? num_outputs / 2 : num_outputs; }
-  double dot(const Buffer& x, int row, int output) const {
-    double sum = 0;
-    for (int k = 0; k < num_inputs; ++k) {
-      sum += static_cast<double>(x[static_cast<size_t>(row * num_inputs + k)]) *
-             static_cast<double>(values[static_cast<size_t>(output * num_inputs + k)]);
-    }
-    return sum;
-  }
-  double expected(const Buffer& x, int row, int column) const {
-    if (epilogue == LinearEpilogue::kNone) return dot(x, row, column);
-    const double gate = dot(x, row, column);
-    return gate / (1 + std::exp(-gate)) * dot(x, row, column + width());
-  }
-};
-
-Buffer run(const Matrix& matrix, Buffer& x, int first_row, int num_rows, int num_threads,
-           DType out_dtype) {
-  ThreadPool pool(num_threads);
-  Buffer out(static_cast<size_t>(num_rows * matrix.width()), out_dtype);
-  std::vector<float> workspace = poisoned_floats(
-      linear_workspace_bytes_cpu(num_rows, matrix.num_inputs, x.dtype(), matrix.view.layout));
-  LinearParams params;
-  params.weight = matrix.view;
-  params.x = static_cast<char*>(x.data()) +
-             static_cast<size_t>(first_row * matrix.num_inputs) * dtype_bytes(x.dtype());
-  params.out = out.data();
-  params.num_rows = num_rows;
-  params.dtype = x.dtype();
-  params.out_dtype = out_dtype;
-  params.workspace = workspace.data();
-  linear_cpu({.pool = &pool}, params);
-  CHECK(out.guard_is_whole());
-  return out;
-}
 
 void check_against_reference(int num_outputs, int num_inputs, int num_rows, DType dtype,
                              DType out_dtype, LinearEpilogue epilogue,
@@ -196,55 +116,6 @@ TEST(matrix_unit_matches_reference_and_is_row_invariant) {
       check_row_invariance(rng, 704, dtype, epilogue, LinearLayout::kPairs);
     }
   }
-}
-
-namespace {
-
-void check_shards(Rng& rng, const Matrix& whole, DType dtype, int num_shards) {
-  constexpr int kRows = 256;
-  Buffer x(rng.normals(static_cast<size_t>(kRows * whole.num_inputs)), dtype);
-  const Buffer expected = run(whole, x, 0, kRows, 2, DType::kF32);
-  std::vector<int> counts = {48, 64, 65, 84, 85, 97, 128, 168, 169, 200, 255, 256};
-  for (int count = 1; count <= 40; ++count) counts.push_back(count);
-  for (int i = 0; i < num_shards; ++i) {
-    const int begin = whole.width() * i / num_shards;
-    const Matrix shard = whole.shard(rng, begin, whole.width() * (i + 1) / num_shards);
-    const size_t width = static_cast<size_t>(shard.width());
-    for (const int num_rows : counts) {
-      const Buffer out = run(shard, x, 0, num_rows, rng.integer(1, 3), DType::kF32);
-      for (int row = 0; row < num_rows; ++row) {
-        CHECK(out.same(static_cast<size_t>(row) * width, expected,
-                       static_cast<size_t>(row * whole.width() + begin), width));
-      }
-    }
-  }
-}
-
-}  // namespace
-
-TEST(shards_of_the_outputs_have_the_bits_of_the_whole) {
-  for_each_isa([] {
-    Rng rng(10);
-    for (const LinearLayout layout : {LinearLayout::kLines, LinearLayout::kPairs}) {
-      if (layout == LinearLayout::kPairs && !has_matrix_unit()) continue;
-      for (const LinearEpilogue epilogue : {LinearEpilogue::kNone, LinearEpilogue::kSwiGlu}) {
-        const Matrix whole(rng, 204, 96, epilogue, layout);
-        for (const int num_shards : {2, 4}) {
-          for (const DType dtype : both_dtypes()) check_shards(rng, whole, dtype, num_shards);
-        }
-      }
-    }
-  });
-}
-
-TEST(shards_that_would_change_a_sum_are_refused) {
-  Rng rng(11);
-  Matrix matrix(rng, 64, 32, LinearEpilogue::kNone);
-  Buffer x(rng.normals(32), DType::kF32);
-  matrix.view.shard = {.first_input = 32, .whole_inputs = 64};
-  CHECK_THROWS(run(matrix, x, 0, 1, 1, DType::kF32), EngineError, "it cannot be cut");
-  matrix.view.shard = {.first_output = 32, .whole_outputs = 64};
-  CHECK_THROWS(run(matrix, x, 0, 1, 1, DType::kF32), EngineError, "outputs beyond");
 }
 
 // The same bits as adding it to the fp32 output, whatever computes that.

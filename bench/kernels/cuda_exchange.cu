@@ -1,0 +1,383 @@
+// Times ordered sums on two devices of one process: a product whose splits are shared out, sent to
+// both inboxes and taken by the norm. 72 of them in a graph that both devices replay, a thread for
+// each. Printed is what they take beyond the same product and norm without the other device.
+//
+//   cmake --build build --target bench_cuda_exchange
+//   build/csrc/kernels/bench_cuda_exchange [--json FILE]
+//   build/csrc/kernels/bench_cuda_exchange --soak N
+//
+// The soak replays N graphs with random pauses before products, on the devices and between
+// launches, and compares residuals and outputs with one device's, bit for bit.
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cuda_bench.h"
+#include "kernels/common/launch.cuh"
+#include "kernels/exchange/exchange.h"
+#include "kernels/linear/linear.h"
+#include "kernels/linear/splits.h"
+#include "kernels/norm/rms_norm.h"
+
+namespace {
+
+using namespace openspec;
+using namespace openspec::bench;
+
+constexpr int kRanks = 2;
+constexpr int kRounds = 72;
+constexpr int kRepeats = 50;
+constexpr int kMatrices = 4;  // by turns, so that no weights come from L2
+constexpr int kRows[] = {1, 4, 16, 64, 256};
+constexpr int kMaxRows = 256;
+
+struct Shape {
+  int hidden, num_inputs;
+  int num_splits() const { return linear_num_splits(hidden, num_inputs); }
+};
+constexpr Shape kShapes[] = {{2560, 4096}, {5120, 5120}, {8192, 8192}};
+
+/// Lets threads go on when all have come.
+class Meeting {
+ public:
+  void wait() {
+    std::unique_lock lock(mutex_);
+    const int turn = turn_;
+    if (++num_here_ == kRanks) {
+      num_here_ = 0;
+      ++turn_;
+      all_here_.notify_all();
+    } else {
+      all_here_.wait(lock, [&] { return turn_ != turn; });
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable all_here_;
+  int num_here_ = 0, turn_ = 0;
+};
+Meeting meeting;
+
+/// Keeps the device busy for up to `most_ns`, by the round.
+__global__ void pause_kernel(uint32_t seed, const uint64_t* round, uint32_t most_ns) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  uint64_t state = (*round * kRanks + seed) * 0x9e3779b97f4a7c15u;
+  state ^= state >> 29;
+  state *= 0xbf58476d1ce4e5b9u;
+  uint64_t begin, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  do {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  } while (now - begin < (state >> 32) % most_ns);
+}
+
+/// Adds up how many bf16 differ.
+__global__ void count_differences_kernel(const uint16_t* found, const uint16_t* expected,
+                                         size_t count, uint32_t* num_differences) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count;
+       i += size_t{gridDim.x} * blockDim.x) {
+    if (found[i] != expected[i]) atomicAdd(num_differences, 1u);
+  }
+}
+
+/// Numbers of magnitudes from 2^-7 to 2^-5, the same for a seed on every device.
+std::vector<uint16_t> random_bits(size_t count, uint64_t seed) {
+  std::vector<uint16_t> bits(count);
+  uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
+  for (uint16_t& value : bits) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    value = static_cast<uint16_t>((state >> 48 & 0x80ff) | 0x3c00);
+  }
+  return bits;
+}
+
+/// What one device holds: its splits of each matrix, the activations of each round.
+class Part {
+ public:
+  Part(const Shape& shape, int rank, int num_ranks) : shape_(shape) {
+    const int n = shape.num_splits(), first = n * rank / num_ranks;
+    const int last = n * (rank + 1) / num_ranks - 1;
+    inputs_ = {split_inputs(shape.num_inputs, n, first).begin,
+               split_inputs(shape.num_inputs, n, last).end};
+    for (int i = 0; i < kMatrices; ++i) matrices_.push_back(pack(columns(shape.hidden, i)));
+    for (int i = 0; i < kRounds; ++i) x_.push_back(device_copy(columns(kMaxRows, kMatrices + i)));
+    start_ = device_copy(random_bits(size(kMaxRows), 7777));
+    residual_ = device_array<uint16_t>(size(kMaxRows));
+    out_ = device_array<uint16_t>(size(kMaxRows));
+    norm_ = device_array<float>(static_cast<size_t>(shape.hidden));
+    partials_ = device_array<float>(size(kMaxRows) * static_cast<size_t>(n));
+  }
+  ~Part() {
+    for (void* data : matrices_) cudaFree(data);
+    for (uint16_t* data : x_) cudaFree(data);
+    for (uint16_t* data : {start_, residual_, out_}) cudaFree(data);
+    cudaFree(norm_);
+    cudaFree(partials_);
+  }
+  Part(const Part&) = delete;
+  Part& operator=(const Part&) = delete;
+
+  size_t size(int num_rows) const { return static_cast<size_t>(num_rows) * shape_.hidden; }
+  const uint16_t* residual() const { return residual_; }
+  const uint16_t* out() const { return out_; }
+
+  void enqueue_start(int num_rows, cudaStream_t stream) const {
+    CHECK_CUDA(cudaMemcpyAsync(residual_, start_, size(num_rows) * sizeof(uint16_t),
+                               cudaMemcpyDeviceToDevice, stream));
+  }
+  /// Round `round` of a graph; without an exchange all sums but the part's are what they were.
+  void enqueue(int round, int num_rows, const Exchange* exchange, cudaStream_t stream) const {
+    LinearParams linear;
+    linear.weight = weight(matrices_[static_cast<size_t>(round % kMatrices)]);
+    linear.x = x_[static_cast<size_t>(round)];
+    linear.num_rows = num_rows;
+    linear.dtype = DType::kBF16;
+    RmsNormParams norm;
+    norm.residual = residual_;
+    norm.num_partials = shape_.num_splits();
+    norm.weight = norm_;
+    norm.out = out_;
+    norm.num_rows = num_rows;
+    norm.width = shape_.hidden;
+    norm.dtype = DType::kBF16;
+    linear.exchange = norm.exchange = exchange;
+    if (exchange == nullptr) norm.delta_partials = linear.partials = partials_;
+    CHECK_CUDA(linear_cuda(linear, stream));
+    CHECK_CUDA(rms_norm_cuda(norm, stream));
+  }
+
+ private:
+  /// The part's columns of a matrix that is the same on every device.
+  std::vector<uint16_t> columns(int num_rows, int seed) const {
+    const std::vector<uint16_t> all =
+        random_bits(static_cast<size_t>(num_rows) * shape_.num_inputs, seed);
+    std::vector<uint16_t> cut;
+    for (auto row = all.begin(); row != all.end(); row += shape_.num_inputs) {
+      cut.insert(cut.end(), row + inputs_.begin, row + inputs_.end);
+    }
+    return cut;
+  }
+  PackedLinear weight(const void* data) const {
+    PackedLinear weight;
+    weight.data = data;
+    weight.num_outputs = shape_.hidden;
+    weight.num_inputs = inputs_.size();
+    weight.layout = LinearLayout::kTiles;
+    weight.num_splits = shape_.num_splits();
+    weight.shard.first_input = inputs_.begin;
+    weight.shard.whole_inputs = shape_.num_inputs;
+    return weight;
+  }
+  void* pack(const std::vector<uint16_t>& rows) const {
+    void* data = device_array<uint8_t>(linear_packed_bytes_cuda(shape_.hidden, inputs_.size()));
+    uint16_t* from = device_copy(rows);
+    CHECK_CUDA(linear_pack_cuda(weight(data), from, 0, shape_.hidden, data, nullptr));
+    CHECK_CUDA(cudaDeviceSynchronize());
+    CHECK_CUDA(cudaFree(from));
+    return data;
+  }
+
+  Shape shape_;
+  InputRange inputs_;
+  std::vector<void*> matrices_;
+  std::vector<uint16_t*> x_;  // of each round
+  uint16_t *start_, *residual_, *out_;
+  float *norm_, *partials_;
+};
+
+/// A device's view of the exchange; the threads meet until all memory is there and empty.
+const Exchange& view_of(int rank) {
+  static Exchange views[kRanks];
+  static std::byte* memory[kRanks];
+  constexpr int64_t kSlotFloats = int64_t{kMaxSplits} * kMaxRows * 8192;
+  memory[rank] = device_array<std::byte>(exchange_bytes(kSlotFloats));
+  meeting.wait();
+  Exchange& view = views[rank];
+  view.num_ranks = kRanks;
+  view.rank = rank;
+  for (int other = 0; other < kRanks; ++other) view.memory[other] = memory[other];
+  view.slot_floats = kSlotFloats;
+  view.fault = device_array<uint32_t>(1);
+  CHECK_CUDA(cudaMemset(view.fault, 0, sizeof(uint32_t)));
+  CHECK_CUDA(clear_exchange_cuda(view, nullptr));
+  CHECK_CUDA(cudaDeviceSynchronize());
+  meeting.wait();
+  return view;
+}
+void check_fault(const Exchange& view) {
+  uint32_t fault = 0;
+  CHECK_CUDA(cudaMemcpy(&fault, view.fault, sizeof fault, cudaMemcpyDeviceToHost));
+  if (fault == 0) return;
+  std::fprintf(stderr, "rank %d: sums did not come in time\n", view.rank);
+  std::exit(1);
+}
+
+/// A graph that has not run.
+template <typename Enqueue>
+cudaGraphExec_t capture(cudaStream_t stream, const Enqueue& enqueue) {
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  enqueue();
+  CHECK_CUDA(cudaStreamEndCapture(stream, &graph));
+  CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  CHECK_CUDA(cudaGraphDestroy(graph));
+  CHECK_CUDA(cudaGraphUpload(executable, stream));
+  CHECK_CUDA(cudaStreamSynchronize(stream));
+  return executable;
+}
+
+/// Median microseconds of a round where both devices replay their graphs.
+double round_us(cudaStream_t stream, cudaGraphExec_t graph) {
+  std::vector<cudaEvent_t> events(kRepeats + 1);
+  for (cudaEvent_t& event : events) CHECK_CUDA(cudaEventCreate(&event));
+  meeting.wait();
+  for (cudaEvent_t event : events) {
+    CHECK_CUDA(cudaEventRecord(event, stream));
+    CHECK_CUDA(cudaGraphLaunch(graph, stream));
+  }
+  CHECK_CUDA(cudaStreamSynchronize(stream));
+  std::vector<float> times(kRepeats);
+  for (size_t i = 0; i < times.size(); ++i) {
+    CHECK_CUDA(cudaEventElapsedTime(&times[i], events[i], events[i + 1]));
+  }
+  for (cudaEvent_t event : events) CHECK_CUDA(cudaEventDestroy(event));
+  CHECK_CUDA(cudaGraphExecDestroy(graph));
+  const auto median = times.begin() + kRepeats / 2;
+  std::nth_element(times.begin(), median, times.end());
+  return *median * 1e3 / kRounds;
+}
+
+cudaStream_t stream_of_device(int rank) {
+  cudaStream_t stream;
+  CHECK_CUDA(cudaSetDevice(rank));
+  CHECK_CUDA(cudaDeviceEnablePeerAccess(1 - rank, 0));
+  CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  return stream;
+}
+
+void measure(int rank, std::vector<std::string>& runs) {
+  const cudaStream_t stream = stream_of_device(rank);
+  const Exchange& view = view_of(rank);
+  for (const Shape& shape : kShapes) {
+    const Part part(shape, rank, kRanks);
+    for (const int num_rows : kRows) {
+      const auto time = [&](const Exchange* exchange) {
+        return round_us(stream, capture(stream, [&] {
+                          for (int round = 0; round < kRounds; ++round) {
+                            part.enqueue(round, num_rows, exchange, stream);
+                          }
+                        }));
+      };
+      const double alone = time(nullptr), exchanged = time(&view);
+      check_fault(view);
+      if (rank != 0) continue;
+      char line[200];
+      std::snprintf(line, sizeof line,
+                    "{\"hidden\": %d, \"num_inputs\": %d, \"num_splits\": %d, \"num_rows\": %d, "
+                    "\"alone_us\": %.2f, \"exchanged_us\": %.2f, \"beyond_us\": %.2f}",
+                    shape.hidden, shape.num_inputs, shape.num_splits(), num_rows, alone, exchanged,
+                    exchanged - alone);
+      runs.emplace_back(line);
+      std::printf("%s\n", line);
+      std::fflush(stdout);
+    }
+  }
+}
+
+/// Enqueues rounds of `part` with pauses, and the comparison with what one device leaves.
+void enqueue_soak(const Part& part, const Part& whole, int num_rows, const Exchange& view,
+                  uint32_t* num_differences, cudaStream_t stream) {
+  constexpr uint32_t kMostPauseNs = 20'000;
+  const auto* rounds = reinterpret_cast<const uint64_t*>(
+      view.memory[view.rank] + exchange_bytes(view.slot_floats) - sizeof(ExchangeState));
+  part.enqueue_start(num_rows, stream);
+  for (int round = 0; round < kRounds; ++round) {
+    CHECK_CUDA(cuda::launch(pause_kernel, 1, 1, 0, stream, static_cast<uint32_t>(view.rank), rounds,
+                            kMostPauseNs));
+    part.enqueue(round, num_rows, &view, stream);
+  }
+  for (const auto read : {&Part::residual, &Part::out}) {
+    CHECK_CUDA(cuda::launch(count_differences_kernel, 132, 256, 0, stream, (part.*read)(),
+                            (whole.*read)(), part.size(num_rows), num_differences));
+  }
+}
+
+void soak(int rank, int num_graphs) {
+  const cudaStream_t stream = stream_of_device(rank);
+  const Exchange& view = view_of(rank);
+  auto* num_differences = device_array<uint32_t>(1);
+  std::mt19937 random(static_cast<uint32_t>(rank));
+  for (const Shape& shape : kShapes) {
+    const Part part(shape, rank, kRanks), whole(shape, 0, 1);
+    for (const int num_rows : kRows) {
+      whole.enqueue_start(num_rows, stream);
+      for (int round = 0; round < kRounds; ++round) {
+        whole.enqueue(round, num_rows, nullptr, stream);
+      }
+      CHECK_CUDA(cudaMemsetAsync(num_differences, 0, sizeof(uint32_t), stream));
+      const cudaGraphExec_t graph = capture(
+          stream, [&] { enqueue_soak(part, whole, num_rows, view, num_differences, stream); });
+      meeting.wait();
+      for (int i = 0; i < num_graphs; ++i) {
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 1000));
+        CHECK_CUDA(cudaGraphLaunch(graph, stream));
+      }
+      CHECK_CUDA(cudaStreamSynchronize(stream));
+      check_fault(view);
+      uint32_t count = 0;
+      CHECK_CUDA(cudaMemcpy(&count, num_differences, sizeof count, cudaMemcpyDeviceToHost));
+      CHECK_CUDA(cudaGraphExecDestroy(graph));
+      std::printf("hidden %d, %d rows, rank %d: %d rounds, %u other bits than one device's\n",
+                  shape.hidden, num_rows, rank, num_graphs * kRounds, count);
+      std::fflush(stdout);
+      if (count != 0) std::exit(1);
+    }
+  }
+}
+
+bool has_two_peers() {
+  int count = 0, forth = 0, back = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count < kRanks) return false;
+  CHECK_CUDA(cudaDeviceCanAccessPeer(&forth, 0, 1));
+  CHECK_CUDA(cudaDeviceCanAccessPeer(&back, 1, 0));
+  return forth != 0 && back != 0;
+}
+
+template <typename Run>
+void run_ranks(const Run& run) {
+  std::thread other([&] { run(1); });
+  run(0);
+  other.join();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // A kernel that is loaded on first use would wait for a device that waits for it.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  const bool is_soak = argc == 3 && std::strcmp(argv[1], "--soak") == 0;
+  const char* json = is_soak ? nullptr : json_path(argc, argv);
+  if (!has_two_peers()) {
+    std::printf("SKIPPED: needs two devices with access to each other's memory\n");
+    return 0;
+  }
+  if (is_soak) {
+    run_ranks([&](int rank) { soak(rank, std::atoi(argv[2])); });
+    return 0;
+  }
+  std::vector<std::string> runs;
+  run_ranks([&](int rank) { measure(rank, runs); });
+  if (json != nullptr) write_json(json, "bench/kernels/cuda_exchange.cu", runs);
+  return 0;
+}

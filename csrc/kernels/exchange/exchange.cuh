@@ -1,0 +1,165 @@
+#pragma once
+
+/// Sending words to the inboxes of ranks, taking them out of the own one, and waiting for signs.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/exchange/exchange.h"
+
+namespace openspec::cuda {
+
+inline constexpr uint32_t kEmptyWord = 0xffffffffu;
+
+/// The own inbox and its state, as a kernel is told.
+struct Inbox {
+  float* words = nullptr;  // slot 0
+  ExchangeState* state = nullptr;
+  int64_t slot_floats = 0;
+  uint32_t* fault = nullptr;
+  uint64_t deadline_ns = 0;
+};
+
+/// And those of the other ranks, in the order in which they are sent to: each rank begins with the
+/// next one, so that not all send to the same.
+struct Outbox {
+  Inbox own;
+  int rank = 0, num_others = 0;
+  float* others[kMaxRanks - 1] = {};
+  int owner_shift = 0;  // row r is row r >> owner_shift of its owner; 0: rows have no owners
+};
+
+inline float* inbox_words(const Exchange& exchange, int rank) {
+  return reinterpret_cast<float*>(exchange.memory[rank]);
+}
+inline ExchangeState* state_of(const Exchange& exchange, int rank) {
+  return reinterpret_cast<ExchangeState*>(inbox_words(exchange, rank) +
+                                          kInboxSlots * exchange.slot_floats);
+}
+inline Inbox own_inbox(const Exchange& exchange) {
+  return {inbox_words(exchange, exchange.rank), state_of(exchange, exchange.rank),
+          exchange.slot_floats, exchange.fault, exchange.deadline_ns};
+}
+inline Outbox outbox_of(const Exchange& exchange, int num_rows) {
+  Outbox outbox = {own_inbox(exchange), exchange.rank, exchange.num_ranks - 1};
+  for (int i = 0; i < outbox.num_others; ++i) {
+    outbox.others[i] = inbox_words(exchange, (exchange.rank + 1 + i) % exchange.num_ranks);
+  }
+  while (have_owners(num_rows) && 1 << outbox.owner_shift < exchange.num_ranks) {
+    ++outbox.owner_shift;
+  }
+  return outbox;
+}
+
+#ifdef __CUDACC__
+
+/// Floats before the slot of a round.
+__device__ __forceinline__ int64_t slot_begin(const Inbox& inbox, uint64_t round) {
+  return static_cast<int64_t>(round % kInboxSlots) * inbox.slot_floats;
+}
+
+/// Begins to send a round, after the wait for the kernel before: floats before its slot. Every
+/// thread that sends calls it, and thread 0 of block 0.
+__device__ __forceinline__ int64_t begin_sending(const Outbox& outbox) {
+  const uint64_t round = outbox.own.state->sending;
+  if (blockIdx.x == 0 && threadIdx.x == 0) outbox.own.state->taking = round;
+  return slot_begin(outbox.own, round);
+}
+
+/// As begin_sending, for the op that takes the round: its number.
+__device__ __forceinline__ uint64_t begin_taking(const Inbox& inbox) {
+  const uint64_t round = inbox.state->taking;
+  if (blockIdx.x == 0 && threadIdx.x == 0) inbox.state->sending = round + 1;
+  return round;
+}
+
+__device__ __forceinline__ void store_word(float* at, float sum) {
+  const uint32_t word = min(__float_as_uint(sum), kEmptyWord - 1);  // which is a NaN, too
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(word) : "memory");
+}
+
+/// Sends a sum to every rank, to the place that `own` is in the own inbox.
+__device__ __forceinline__ void send_to_all(const Outbox& outbox, float* own, float sum) {
+  const int64_t at = own - outbox.own.words;
+#pragma unroll
+  for (int i = 0; i < kMaxRanks - 1; ++i) {
+    if (i < outbox.num_others) store_word(outbox.others[i] + at, sum);
+  }
+  store_word(own, sum);
+}
+
+/// Sends a row's sum to the owner of the row alone, where it has one.
+__device__ __forceinline__ void send(const Outbox& outbox, int row, float* own, float sum) {
+  if (outbox.owner_shift == 0) {
+    send_to_all(outbox, own, sum);
+    return;
+  }
+  const int64_t at = own - outbox.own.words;
+  const int steps = (row - outbox.rank) & outbox.num_others;  // from this rank to the owner
+  float* words = outbox.own.words;
+#pragma unroll
+  for (int i = 0; i < kMaxRanks - 1; ++i) {
+    if (i + 1 == steps) words = outbox.others[i];
+  }
+  store_word(words + at, sum);
+}
+
+/// Four words of the own inbox, as they are now.
+__device__ __forceinline__ uint4 load_words(const float* at) {
+  uint4 words;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "l"(at)
+               : "memory");
+  return words;
+}
+__device__ __forceinline__ bool is_whole(const uint4& words) {
+  return max(max(words.x, words.y), max(words.z, words.w)) != kEmptyWord;
+}
+__device__ __forceinline__ void empty_words(float* at) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(at), "r"(kEmptyWord)
+               : "memory");
+}
+
+/// Tells another rank that all is there which the block wrote before its last __syncthreads().
+__device__ __forceinline__ void give_sign(uint64_t* at, uint64_t value) {
+  asm volatile(
+      "fence.acq_rel.sys;\n\t"
+      "st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at),
+      "l"(value)
+      : "memory");
+}
+__device__ __forceinline__ uint64_t load_sign(const uint64_t* at) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
+
+/// Whether a wait that began at `since` (0: now) is to be given up: its time is over, or that of
+/// another wait was. Sets the fault.
+__device__ __forceinline__ bool is_too_late(const Inbox& inbox, uint64_t& since) {
+  volatile uint32_t* fault = inbox.fault;
+  if (*fault != 0) return true;
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  if (since == 0) since = now;
+  if (now - since < inbox.deadline_ns) return false;
+  *fault = kExchangeIsLate;
+  return true;
+}
+
+/// Calls `is_done` until it says so, or the exchange has failed.
+template <typename IsDone>
+__device__ __forceinline__ void wait_until(const Inbox& inbox, const IsDone& is_done) {
+  constexpr int kTriesPerLook = 64;
+  uint64_t since = 0;
+#pragma unroll 1
+  for (int tries = 1; !is_done(); ++tries) {
+    if (tries % kTriesPerLook == 0 && is_too_late(inbox, since)) return;
+  }
+}
+
+#endif  // __CUDACC__
+
+}  // namespace openspec::cuda
