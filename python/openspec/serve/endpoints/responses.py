@@ -140,7 +140,9 @@ class _Answer(Answer):
         """The finished response."""
         output = self.job.processors[0].output()
         self._writer.add(
-            self._parser.push(output.text, output.token_ids, True, output.finish_reason)
+            self._parser.push(
+                output.text, output.token_ids, True, output.finish_reason, output.stop_reason
+            )
         )
         return json_response(self._finished(output.finish_reason or "stop")[0])
 
@@ -154,7 +156,9 @@ class _Answer(Answer):
         self, processor: RequestOutputProcessor, delta: OutputDelta, is_first: bool, is_last: bool
     ) -> bytes:
         """The events of its pieces."""
-        pieces = self._parser.push(delta.text, delta.token_ids, delta.finished, delta.finish_reason)
+        pieces = self._parser.push(
+            delta.text, delta.token_ids, delta.finished, delta.finish_reason, delta.stop_reason
+        )
         events = self._writer.add(pieces)
         if delta.finish_reason is not None:
             response, closing = self._finished(delta.finish_reason)
