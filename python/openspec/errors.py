@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import resource
 
 MAX_MESSAGE_CHARS = 2000
@@ -14,6 +15,33 @@ def cut(message: str) -> str:
         return message
     end = MAX_MESSAGE_CHARS // 4
     return f"{message[: MAX_MESSAGE_CHARS - end - 5]} ... {message[-end:]}"
+
+
+_EXPECTED = re.compile(r"Expected `([^`]+)`, got `[^`]+`")
+_PLACE = re.compile(r" - at (`key` in )?`\$\.?([^`]*)`$")
+_KINDS = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "object": "an object",
+    "str": "a string",
+}
+
+
+def wrong_type(error: Exception) -> str:
+    """What msgspec says of a value of the wrong type, in the words of settings and requests."""
+    said = str(error)
+    place = _PLACE.search(said)
+    where = "it" if place is None else place[2].replace("[...]", "every value") or "it"
+    if place is not None:
+        said = said[: place.start()]
+        where = f"every key of {where}" if place[1] else where
+    found = _EXPECTED.fullmatch(said)
+    if found is None:
+        return said if place is None else f"{where}: {said}"
+    kinds = [_KINDS.get(kind, kind) for kind in found[1].split(" | ") if kind != "null"]
+    return f"{where} must be {' or '.join(kinds)}"
 
 
 class _Said(Exception):

@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from openspec.errors import RequestError
+from openspec.errors import RequestError, wrong_type
 from openspec.step_detail import StepDetail
 
 MAX_LOGPROBS = 20
@@ -43,7 +43,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
     choice: list[str] | None = None
     """One of these texts."""
     grammar: str | None = None
-    """A text of this grammar in EBNF, which begins with the rule `root`."""
+    """A text of this grammar, in EBNF (`root ::= ...`) or in Lark (`start: ...`)."""
     json_object: bool | None = None
     """Any JSON object."""
     structural_tag: dict[str, object] | str | None = None
@@ -111,7 +111,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return msgspec.convert(fields, SamplingParams)
         except msgspec.ValidationError as error:
-            raise RequestError(f"sampling parameters: {error}") from None
+            raise RequestError(f"sampling parameters: {wrong_type(error)}") from None
 
     def check(self, vocab_size: int, *, has_eos: bool = False) -> None:
         """Checks every range; `has_eos`: the model's EOS ids, any number, are among the stop ids.

@@ -312,12 +312,25 @@ def test_whole_thinking_at_the_start_is_content(server: RunningServer) -> None:
         ({"reasoning": {"effort": "low", "exclude": True}}, False),
         ({"reasoning_effort": "none", "enable_thinking": False}, True),
         ({"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}}, False),
+        ({"chat_template_kwargs": {"thinking": False}}, True),
+        ({"enable_thinking": False, "chat_template_kwargs": {"thinking": True}}, False),
     ],
     ids=str,
 )
 def test_every_spelling_of_thinking(server: RunningServer, fields: dict, is_off: bool) -> None:
     server.chat(max_tokens=1, **fields)
     assert prompt_text(server).endswith("</think>\n\n") == is_off
+
+
+@pytest.mark.parametrize("default", ["enable_thinking", "thinking"])
+@pytest.mark.parametrize("asked", ["enable_thinking", "thinking"])
+def test_a_request_goes_before_the_server_in_every_spelling(
+    start_server: Callable[..., RunningServer], default: str, asked: str
+) -> None:
+    server = start_server(default_chat_template_kwargs={default: False})
+    for wish in (False, True):
+        server.chat(max_tokens=1, chat_template_kwargs={asked: wish})
+        assert prompt_text(server).endswith("</think>\n\n") != wish
 
 
 @pytest.mark.parametrize("field", ["both", "reasoning", "reasoning_content"])
@@ -390,6 +403,9 @@ def test_parts_of_other_apis_are_text(server: RunningServer) -> None:
     parts = [{"type": "refusal", "refusal": "No."}, {"type": "output_text", "text": "Yes."}]
     server.chat(messages=[*HI, {"role": "assistant", "content": parts}, *HI], max_tokens=1)
     assert "No.\nYes." in prompt_text(server)
+    refused = {"role": "assistant", "content": None, "refusal": "I must not."}
+    server.chat(messages=[*HI, refused, *HI], max_tokens=1)
+    assert "I must not." in prompt_text(server)
 
 
 def test_limits_of_the_answer(server: RunningServer) -> None:

@@ -35,8 +35,11 @@ from openspec.serve.shapes.chat import ChatCompletionRequest, CompletionRequest
         (b"[" * 10_000, "nested too deeply"),
         (b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", "nested too deeply"),
         (b"{" + b",".join(b'"%d":1' % i for i in range(20_000)) + b"}", "keys"),
-        (b"{}", "prompt: Field required"),
+        (b"{}", "prompt: is missing"),
         (b'{"prompt": 1.5}', "prompt must be a string, a list"),
+        (b'{"prompt": "a", "speculative": true}', "^speculative: must be an object$"),
+        (b'{"prompt": "a", "guided_choice": "a"}', "^guided_choice: must be a list$"),
+        (b'{"prompt": "a", "user": 5}', "^user: must be a string$"),
         (b'{"prompt": "a", "stop": 1}', "stop must be a string or a list"),
         (
             b'{"prompt": "a", "stream_options": {"include_usage": 1}}',

@@ -11,7 +11,10 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from openspec.engine.processes.output_stream import OutputStream
 from openspec.engine.processes.replica import STATS_MAX_AGE_S
+from openspec.errors import RequestError
+from openspec.messages import EngineRequest
 from openspec.serve.generation.metrics import PAGE_MAX_AGE_S, Histogram, ServerMetrics
 from tests.serve.conftest import RunningServer
 from tests.serve.waiting import wait_until
@@ -109,6 +112,20 @@ def test_sequences_that_failed_count(start_server) -> None:
     samples = scrape(server)
     assert samples[series("vllm:request_success_total", engine="0", finished_reason="error")] == 2
     assert samples[series("vllm:request_success_total", engine="0", finished_reason="abort")] == 0
+
+
+def test_what_the_engine_refuses_has_not_run(start_server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start_server()
+    submit = server.engine.submit
+
+    def refuse(*requests: EngineRequest, stream: OutputStream | None = None) -> OutputStream:
+        stream = submit(*requests, stream=stream)
+        stream.end(RequestError("min_tokens forbids all of it", "min_tokens"))
+        return stream
+
+    monkeypatch.setattr(server.engine, "submit", refuse)
+    assert server.error("/v1/completions", prompt=["a", "b"])["param"] == "min_tokens"
+    assert total(scrape(server), "vllm:request_success_total") == 0
 
 
 def test_odd_paths_do_not_make_new_series(server: RunningServer) -> None:

@@ -384,6 +384,10 @@ def test_items_are_found_by_their_ids(server: RunningServer, streams: bool) -> N
     assert prompt_text(server) == by_id
     respond(server, tools=TOOLS, input=[user, *first["output"], user])
     assert prompt_text(server) == by_id and "I add." in by_id
+    (asked,) = server.openai.responses.input_items.list(first["id"]).data
+    whole = [{"type": "item_reference", "id": asked.id}, *references, user]
+    respond(server, tools=TOOLS, input=whole)
+    assert prompt_text(server) == by_id
 
 
 def test_what_is_not_kept_is_told_with_the_remedy(server: RunningServer) -> None:

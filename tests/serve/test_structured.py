@@ -213,6 +213,18 @@ def test_a_schema_beside_the_type(server: RunningServer, kind: str) -> None:
         ),
         (TEXT, {"structured_outputs": {"jsn": {}}}, "structured_outputs", "unknown key 'jsn'"),
         (TEXT, {"structured_outputs": {}}, "structured_outputs", "exactly one"),
+        (
+            TEXT,
+            {"structured_outputs": {"regex": 5}},
+            "structured_outputs",
+            "regex must be a string",
+        ),
+        (
+            CHAT,
+            {"structured_outputs": {"choice": ["a", 1]}},
+            "structured_outputs",
+            "choice[1] must be a string",
+        ),
         (TEXT, {"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "exclude"),
         (TEXT, {"guided_regex": "(?=a)"}, "guided_regex", "lookahead"),
         (TEXT, {"guided_choice": []}, "guided_choice", "1 to"),

@@ -13,6 +13,7 @@ from tokenizers import AddedToken
 
 from tests.serve.conftest import MODEL_NAME, RunningServer, run_fake_server
 from tests.serve.fake_model import TEMPLATE, vocab_size, write_fake_model
+from tests.serve.sse import stream
 
 HI = [{"role": "user", "content": "hi"}]
 TOOLS = [
@@ -180,6 +181,28 @@ def test_an_answer_that_is_cut_short(servers: Callable[[str], RunningServer]) ->
     arguments = choice["message"]["tool_calls"][0]["function"]["arguments"]
     assert choice["finish_reason"] == "length"
     assert json.dumps(ARGUMENTS).startswith(arguments) and arguments != json.dumps(ARGUMENTS)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_stop_string_within_a_call(servers: Callable[[str], RunningServer], form: str) -> None:
+    server = servers(form)
+    server.engine.script = lambda _: server.ids(FORMS[form][2] + "<|im_end|>")
+    for stop, reason in (("two", "stop"), ("I l", "stop"), ("nothing of it", "tool_calls")):
+        body = {"messages": HI, "tools": TOOLS, "stop": [stop]}
+        assert server.chat(**body)["choices"][0]["finish_reason"] == reason
+        chunks = stream(server.client, "/v1/chat/completions", body)
+        assert chunks[-1]["choices"][0]["finish_reason"] == reason
+    body = {"input": "hi", "tools": [{"type": "function", **TOOLS[0]["function"]}]}
+    for stop, status in (("two", "incomplete"), ("nothing of it", "completed")):
+        answer = server.client.post("/v1/responses", json={**body, "stop": [stop]}).json()
+        assert answer["output"][-1]["status"] == status
+
+
+def test_a_stop_string_behind_a_call(servers: Callable[[str], RunningServer]) -> None:
+    server = servers("hermes")
+    server.engine.script = lambda _: server.ids(FORMS["hermes"][2])
+    choice = server.chat(tools=TOOLS, stop=["</tool_call>"])["choices"][0]
+    assert choice["finish_reason"] == "tool_calls" and choice["stop_reason"] == "</tool_call>"
 
 
 def test_what_a_template_refuses_is_said(servers: Callable[[str], RunningServer]) -> None:

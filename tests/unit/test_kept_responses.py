@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from openspec.serve.generation.kept_responses import KEEP_S, MAX_KEPT_BYTES, KeptResponses
+from openspec.serve.shapes.input_items import KeptItem
 from openspec.serve.shapes.response_items import Item, ResponseObject, TextPart
 from openspec.serve.shapes.wire import ApiError
 
@@ -48,7 +49,7 @@ def answer(name: str, size: int) -> ResponseObject:
 
 def keep(kept: KeptResponses, name: str, size: int = 10, owner: bytes | None = None) -> None:
     async def begin() -> None:
-        kept.begin(owner, name, [b"i" * size])
+        kept.begin(owner, name, [KeptItem(f"input of {name}", b"i" * size, True)])
 
     asyncio.run(begin())
     kept.finish(answer(name, size))
@@ -59,6 +60,7 @@ def has(kept: KeptResponses, name: str, owner: bytes | None = None) -> bool:
     for look in (
         lambda: kept.conversation(owner, name),
         lambda: kept.item(owner, f"item of {name}"),
+        lambda: kept.item(owner, f"input of {name}"),
         lambda: kept.answer(owner, name),
         lambda: kept.input_items(owner, name),
     ):
@@ -118,11 +120,35 @@ def test_what_is_deleted_takes_no_room() -> None:
     assert kept.num_bytes == 0
 
 
+def test_items_stay_as_long_as_a_conversation_that_holds_them() -> None:
+    clock = Clock()
+    kept = KeptResponses(clock)
+    keep(kept, "a")
+    clock.now = KEEP_S / 2
+    shown = kept.item(None, "item of a")
+    items = [KeptItem("item of a", b"changed", False), KeptItem("invented", b"x", False)]
+
+    async def begin() -> None:
+        kept.begin(None, "b", items)
+
+    asyncio.run(begin())
+    kept.finish(answer("b", 1))
+    for gone in ("input of a", "invented"):
+        clock.now = KEEP_S + 1
+        with pytest.raises(ApiError, match="is not kept"):
+            kept.item(None, gone)
+    assert kept.item(None, "item of a") == shown != kept.item(None, "item of b")
+    kept.delete(None, "b")
+    with pytest.raises(ApiError, match="is not kept"):
+        kept.item(None, "item of a")
+    assert kept.num_bytes == 0
+
+
 def test_an_answer_that_is_being_made_is_not_there_yet() -> None:
     kept = KeptResponses()
 
     async def begin() -> None:
-        kept.begin(None, "a", [b"i"])
+        kept.begin(None, "a", [KeptItem("input of a", b"i", True)])
 
     asyncio.run(begin())
     assert not has(kept, "a")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import indent
+
 import pytest
 
 from openspec.errors import RequestError
@@ -68,6 +70,8 @@ pair   : ESCAPED_STRING ":" value
         ('start: "::=" | "a: b"', ["::=", "a: b"], [":"]),
         (SQL, ["SELECT a,b_1 FROM t"], ["SELECT a b FROM t", "SELECT FROM t"]),
         (ARITHMETIC, ["1+2", "-( 3 * 4.5 )/2"], ["1+", "(1", "a"]),
+        (indent(ARITHMETIC, "    "), ["1+2", "-( 3 * 4.5 )/2"], ["1+", "(1", "a"]),
+        ('start: a b\n?!a: "x"\n!?b: "y"', ["xy"], ["x", "y"]),
         (GUIDANCE, ["It is a12", "It is b00"], ["It is c12", "It is a1"]),
         ('start: "\\nc[capture]: "', ["\nc[capture]: "], ["\nc: "]),
         (JSON, ['{"a": [1, -2.5e3, "x", null]}', "[]", "true"], ["{a: 1}", "[1,]", "nul"]),
@@ -79,6 +83,8 @@ pair   : ESCAPED_STRING ":" value
         "signs",
         "sql",
         "arithmetic",
+        "indented",
+        "two signs",
         "guidance",
         "text",
         "json",
@@ -102,9 +108,11 @@ def test_the_part_that_clients_write(source: str, good: list[str], bad: list[str
         ('start: pair{"a"}\npair{x}: x x', "templates"),
         ('%override start: "a"', "'%override'"),
         ('start.2: "a"', "'start.2:'"),
-        ('begin: "a"', "start: ..."),
+        ('begin: "a"', "no rule is called start"),
+        ('start: "a"\nstart: "b"', "two rules are called start, at line 2"),
+        ("start: X\n%import python.X", "%import knows no python.X"),
         ('start: "a', "at line 1"),
-        ("start: nobody", "Lark"),
+        ("start: nobody", "no rule is called nobody, at line 1"),
         ("just a text", "root ::= ..."),
         ('{"type": "object"}', "start: ..."),
     ],

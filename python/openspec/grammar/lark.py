@@ -13,15 +13,17 @@ from openspec import _grammar
 from openspec.errors import RequestError
 
 DIALECTS = "a grammar is in EBNF (root ::= ...) or in Lark (start: ...)"
-_RULE = re.compile(r"^[?!]?\w+(\.\d+)?\s*:(?!:)", re.MULTILINE)
+_RULE = re.compile(r"^[ \t]*\w+(\.\d+)?\s*:(?!:)", re.MULTILINE)
 _HIDDEN = re.compile(
     r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|/(?![/*])(?:[^/\\\n]|\\.)+/|//.*|#.*'
 )
 """Texts, patterns and comments, in which nothing of Lark's own stands."""
 _NO_EFFECT = re.compile(
-    r'^%llguidance\s*\{\s*\}|^([?!]?\w+)\[capture(?:="[^"\n]*")?\](?=\s*:)', re.MULTILINE
+    r"^[ \t]*(?:%llguidance[ \t]*\{[ \t]*\})?"
+    r'(?:[?!]{0,2}(\w+)(?:\[capture(?:="[^"\n]*")?\])?(?=(?:\.\d+)?\s*:))?',
+    re.MULTILINE,
 )
-"""What guidance writes, and what changes no text: options without any, and what it takes out."""
+"""What changes no text: options without any, how a tree is shaped, and what guidance takes out."""
 _REFUSED = (
     (re.compile(r"%(?!import\b|ignore\b)\w+"), "only %import and %ignore are read"),
     (re.compile(r"@\w+"), "other grammars cannot be referred to"),
@@ -31,6 +33,13 @@ _REFUSED = (
     (re.compile(r"\w+\{"), "templates are not supported"),
 )
 _PLACE = re.compile(r"at line \d+, column \d+")
+_COMPLAINTS = (
+    (re.compile(r"unknown name '(\w+)'"), "no rule is called {}"),
+    (re.compile(r"duplicate rule or terminal '(\w+)'"), "two rules are called {}"),
+    (re.compile(r"unknown common import '([\w.]+)'"), "%import knows no {}"),
+    (re.compile(r"(no start rule)"), "no rule is called start, where a grammar in Lark begins"),
+)
+"""What the library says of names, in words of our own."""
 
 
 def lark_as_ebnf(source: str) -> str:
@@ -39,7 +48,7 @@ def lark_as_ebnf(source: str) -> str:
     Raises:
         RequestError: it is no Lark, or has what is not read, by name.
     """
-    source = _NO_EFFECT.sub(r"\1", source)
+    source = _NO_EFFECT.sub(lambda found: (found[1] or "").rjust(len(found[0])), source)
     bare = _HIDDEN.sub(lambda found: " " if found[0][0] == "#" else '""', source)
     for pattern, reason in _REFUSED:
         if found := pattern.search(bare):
@@ -52,7 +61,10 @@ def lark_as_ebnf(source: str) -> str:
     except _grammar.Complaint as error:
         print(f"a grammar in Lark was refused: {error}", file=sys.stderr)
         place = _PLACE.search(str(error))
-        where = f" {place[0]}" if place else ""
+        where = f", {place[0]}" if place else ""
+        for pattern, reason in _COMPLAINTS:
+            if found := pattern.search(str(error)):
+                raise RequestError(f"{reason.format(found[1])}{where}") from None
         raise RequestError(f"it is no Lark that can be read{where}; {DIALECTS}") from None
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -135,18 +135,25 @@ def _check_flags(arguments: list[str], names: Names) -> list[str]:
                 is_off = flag.startswith("--no-")
                 alike = [known[2:] for known in flags if known.startswith("--no-") == is_off]
                 close = closest(flag[2:], alike)
-                hint = f"; did you mean '--{close}'?" if close else ""
-                raise ConfigError(f"unknown flag {flag}{hint}")
+                hint = f"did you mean '--{close}'?" if close else "--help lists all"
+                raise ConfigError(f"unknown flag {flag}; {hint}")
             argument = flag + equals + value
         checked.append(argument)
     return checked
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message.removeprefix("argument "))
 
 
 def _parser(
     groups: Sequence[SettingsGroup], names: Names, prog: str, description: str
 ) -> argparse.ArgumentParser:
     opening, _, closing = description.partition("\n\n")
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=prog,
         usage=f"{prog} {'[MODEL] ' if 'model' in names.settings else ''}[--flag VALUE ...]",
         description=opening,

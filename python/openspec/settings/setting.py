@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from openspec.errors import ConfigError
+from openspec.errors import ConfigError, wrong_type
 from openspec.settings.spellings import VALUES
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Setting:
             return value
         except (msgspec.MsgspecError, ValueError) as error:
             is_plain = self.takes_pairs or not (self.is_list or self.is_mapping)
-            detail = "" if is_plain else f" ({error})"
+            detail = "" if is_plain else f" ({wrong_type(error)})"
             raise ConfigError(f"{source} expects {self.expected}; got {raw!r}{detail}") from None
 
 
@@ -323,4 +323,4 @@ def build(cls: type[DataclassT], values: Mapping[str, Raw]) -> DataclassT:
     try:
         return msgspec.convert({k: v for k, v in values.items() if k in names}, cls)
     except msgspec.ValidationError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(wrong_type(error)) from None

@@ -125,8 +125,10 @@ def read_templates(root: Path, config: Mapping[str, JsonValue], own: Path | None
     if file is not None:
         try:
             return {"default": file.read_text(encoding="utf-8")}
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"chat template {file}: cannot be read: {error}") from None
+        except OSError as error:
+            raise ConfigError(f"chat template {file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"chat template {file}: it is not UTF-8") from None
     value = config.get("chat_template")
     if value is None:
         return {}

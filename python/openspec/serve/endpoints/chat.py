@@ -129,7 +129,11 @@ class _Answer(ChunkedAnswer):
 
     def _full_choice(self, processor: RequestOutputProcessor) -> wire.ChatChoice:
         output, parser = processor.output(), self._parsers[processor.index]
-        delta = _delta(parser.push(output.text, output.token_ids, True, output.finish_reason))
+        delta = _delta(
+            parser.push(
+                output.text, output.token_ids, True, output.finish_reason, output.stop_reason
+            )
+        )
         reasoning = delta.reasoning or None if self._shows_reasoning else None
         message = wire.AssistantMessage(
             content=delta.content if delta.content or not delta.calls else None,
@@ -158,7 +162,9 @@ class _Answer(ChunkedAnswer):
         """The chunks of one output; none if there is nothing to say."""
         parser = self._parsers[processor.index]
         added = _delta(
-            parser.push(delta.text, delta.token_ids, delta.finished, delta.finish_reason)
+            parser.push(
+                delta.text, delta.token_ids, delta.finished, delta.finish_reason, delta.stop_reason
+            )
         )
         out = wire.ChatDelta()
         if added.content:

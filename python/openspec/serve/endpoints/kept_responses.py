@@ -44,7 +44,7 @@ async def list_input_items(context: ServerContext, request: Request) -> Response
         raise RequestError("order must be asc or desc.", "order")
     items = context.responses.input_items(*_asked(request))
     page = await context.text_pool.run(
-        sum(map(len, items)),
+        sum(len(item.data) for item in items),
         lambda: page_of(items, query.get("after"), int(limit), order == "desc"),
     )
     return json_response(page)

@@ -210,7 +210,9 @@ class _Answer(Answer):
         """The finished message."""
         output = self.job.processors[0].output()
         self._writer.add(
-            self._parser.push(output.text, output.token_ids, True, output.finish_reason)
+            self._parser.push(
+                output.text, output.token_ids, True, output.finish_reason, output.stop_reason
+            )
         )
         self._writer.close()
         message = self._message()
@@ -227,7 +229,9 @@ class _Answer(Answer):
         events = (
             [named("message_start", message=self._message()), named("ping")] if is_first else []
         )
-        pieces = self._parser.push(delta.text, delta.token_ids, delta.finished, delta.finish_reason)
+        pieces = self._parser.push(
+            delta.text, delta.token_ids, delta.finished, delta.finish_reason, delta.stop_reason
+        )
         events += self._writer.add(pieces)
         if delta.finish_reason is not None:
             events += self._writer.close()

@@ -13,7 +13,7 @@ from openspec.serve.generation.answer import Answer, unless_gone
 from openspec.serve.generation.body import Arrival, received_request
 from openspec.serve.generation.chat_prompt import ChatJob, chat_job, render_chat
 from openspec.serve.generation.context import ServerContext
-from openspec.serve.shapes.input_items import as_items
+from openspec.serve.shapes.input_items import KeptItem, as_items
 from openspec.serve.shapes.response_items import OutputWriter, ResponseObject, ResponseUsage
 from openspec.serve.shapes.responses import (
     ResponsesRequest,
@@ -39,7 +39,7 @@ async def create_response(context: ServerContext, request: Request) -> Response:
         echo = await pool.run(num_bytes, lambda: _Echo.of(body))
         await _add_kept(context, arrival, body)
         chat_request = await pool.run(num_bytes, lambda: as_chat(body))
-        items: list[bytes] = []
+        items: list[KeptItem] = []
         if body.store is not False:
             items = await pool.run(num_bytes, lambda: as_items(body, arrival.unique))
         chat = await chat_job(
@@ -140,7 +140,9 @@ class _Answer(Answer):
         """The finished response."""
         output = self.job.processors[0].output()
         self._writer.add(
-            self._parser.push(output.text, output.token_ids, True, output.finish_reason)
+            self._parser.push(
+                output.text, output.token_ids, True, output.finish_reason, output.stop_reason
+            )
         )
         return json_response(self._finished(output.finish_reason or "stop")[0])
 
@@ -154,7 +156,9 @@ class _Answer(Answer):
         self, processor: RequestOutputProcessor, delta: OutputDelta, is_first: bool, is_last: bool
     ) -> bytes:
         """The events of its pieces."""
-        pieces = self._parser.push(delta.text, delta.token_ids, delta.finished, delta.finish_reason)
+        pieces = self._parser.push(
+            delta.text, delta.token_ids, delta.finished, delta.finish_reason, delta.stop_reason
+        )
         events = self._writer.add(pieces)
         if delta.finish_reason is not None:
             response, closing = self._finished(delta.finish_reason)

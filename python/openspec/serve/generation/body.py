@@ -41,6 +41,8 @@ _CONTENT = frozenset(
 _UNION_HINTS = {
     "prompt": "must be a string, a list of strings, a list of token ids or a list of such lists",
     "stop": "must be a string or a list of strings",
+    "input": "must be a string or a list of items",
+    "system": "must be a string or a list of text blocks",
 }
 
 
@@ -199,11 +201,25 @@ def _validation_error(exc: ValidationError) -> RequestError:
     errors = exc.errors(include_url=False, include_context=False, include_input=False)[:32]
     first = max(errors, key=lambda error: sum(map(_is_field, error["loc"])))
     name = str(first["loc"][0])[:100] if first["loc"] else None
-    if name in _UNION_HINTS and len(errors) > 1:
+    is_whole = not any(isinstance(part, str) and _is_field(part) for part in first["loc"][1:])
+    if name in _UNION_HINTS and len(errors) > 1 and is_whole:
         return RequestError(f"{name} {_UNION_HINTS[name]}", name)
     location = ".".join(str(part) for part in first["loc"] if _is_field(part))[:200]
-    message = first["msg"].removeprefix("Value error, ")
+    message = _WORDS.get(first["type"], first["msg"])
+    message = message.removeprefix("Value error, ").replace("Input should be", "must be")
     return RequestError(f"{location}: {message}" if location else message, name)
+
+
+_WORDS = {
+    "dict_type": "must be an object",
+    "list_type": "must be a list",
+    "missing": "is missing",
+    "model_type": "must be an object",
+    "string_too_short": "must not be empty",
+    "string_type": "must be a string",
+    "too_short": "must not be empty",
+}
+"""What is wrong, by pydantic's name of it, where its own words speak of Python."""
 
 
 def _is_field(part: int | str) -> bool:

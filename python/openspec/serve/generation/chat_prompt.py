@@ -256,8 +256,8 @@ def _render_request(
     tools = request.tools
     if isinstance(request, ChatCompletionRequest):
         wish = request.wants_thinking()
-        for name in THINKING_KWARGS if wish is not None else ():
-            kwargs.setdefault(name, wish)
+        if wish is not None and not any(name in kwargs for name in THINKING_KWARGS):
+            kwargs[THINKING_KWARGS[0]] = wish
         if request.tool_choice == "none":
             tools = None
     return to_json(
@@ -265,9 +265,15 @@ def _render_request(
             "messages": messages,
             "tools": [_tool(tool) for tool in tools] if tools else None,
             "add_generation_prompt": adds_prompt,
-            "kwargs": {**defaults, **kwargs},
+            "kwargs": {**_in_every_spelling(defaults), **_in_every_spelling(kwargs)},
         }
     )
+
+
+def _in_every_spelling(kwargs: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
+    """Whether to think under each of its names, of which templates read one."""
+    known = [kwargs[name] for name in THINKING_KWARGS if isinstance(kwargs.get(name), bool)]
+    return {**dict.fromkeys(THINKING_KWARGS, known[0]), **kwargs} if known else kwargs
 
 
 def _reopened(
@@ -324,7 +330,7 @@ def _message(message: ChatMessage, arguments: _Arguments) -> dict[str, JsonValue
 def _content(message: ChatMessage) -> str:
     if message.content is None:
         if message.role in ("assistant", "tool"):
-            return ""
+            return message.refusal or ""
         raise RequestError("messages: content is missing.", "messages")
     if isinstance(message.content, str):
         return message.content

@@ -145,6 +145,8 @@ class Job:
         if self._stream is not None:
             await self._stream.aclose()
         self._held.close()
+        if isinstance(error, RequestError) and not any(one.finished for one in self.processors):
+            return  # the engine refused the request, so none of it ran
         reason = "error" if isinstance(error, EngineError) else "abort"
         for processor in self.processors:
             if not processor.finished:

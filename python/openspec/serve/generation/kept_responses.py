@@ -9,7 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from openspec.serve.shapes.response_items import ResponseObject
+from openspec.serve.shapes.input_items import KeptItem
+from openspec.serve.shapes.response_items import Item, ResponseObject
 from openspec.serve.shapes.wire import ApiError, encode
 
 KEEP_S = 30 * 60.0
@@ -19,10 +20,11 @@ MAX_KEPT_BYTES = 64 << 20
 
 @dataclass(slots=True)
 class _Kept:
+    response_id: str
     owner: bytes | None
     since: float
-    items: list[bytes]
-    """The conversation before the answer, each item as JSON."""
+    items: list[KeptItem]
+    """The conversation before the answer."""
     num_bytes: int
     answer: ResponseObject | None = None
     """None while it is being made."""
@@ -35,14 +37,17 @@ class KeptResponses:
         self._clock = clock
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self._of_item: dict[str, _Kept] = {}
+        self._of_item: dict[tuple[bytes | None, str], dict[str, bytes | Item]] = {}
+        """By owner and id of an item: what it is, by each response whose conversation holds it."""
         self.num_bytes = 0
 
-    def begin(self, owner: bytes | None, response_id: str, items: Sequence[bytes]) -> None:
+    def begin(self, owner: bytes | None, response_id: str, items: Sequence[KeptItem]) -> None:
         """Keeps the input of a response that is being made; nobody finds it before its end."""
-        num_bytes = sum(map(len, items))
+        num_bytes = sum(len(item.data) for item in items)
         with self._lock:
-            self._kept[response_id] = _Kept(owner, self._clock(), list(items), num_bytes)
+            self._kept[response_id] = _Kept(
+                response_id, owner, self._clock(), list(items), num_bytes
+            )
             self.num_bytes += num_bytes
             self._drop_old()
         asyncio.get_running_loop().call_later(KEEP_S + 1, self.drop_old)
@@ -55,7 +60,13 @@ class KeptResponses:
             if kept is None:
                 return
             kept.answer = answer
-            self._of_item |= {item.id: kept for item in answer.output}
+            for item in kept.items:
+                known = self._of_item.get((kept.owner, item.id))
+                if known is not None or item.is_new:  # not an id that a client made up
+                    value = next(iter(known.values())) if known else item.data
+                    self._hold(kept, item.id, value)
+            for made in answer.output:
+                self._hold(kept, made.id, made)
             kept.num_bytes += num_bytes
             self.num_bytes += num_bytes
             self._drop_old()
@@ -67,20 +78,21 @@ class KeptResponses:
             ApiError: 404, it is not kept for this owner.
         """
         kept, answer = self._found(owner, response_id, "previous_response_id")
-        return [*kept.items, *map(encode, answer.output)]
+        return [*(item.data for item in kept.items), *map(encode, answer.output)]
 
     def item(self, owner: bytes | None, item_id: str) -> bytes:
-        """An item of an answer as JSON.
+        """An item of a conversation whose answer is kept, as JSON.
 
         Raises:
             ApiError: 404, it is not kept for this owner.
         """
         with self._lock:
             self._drop_old()
-            kept = self._of_item.get(item_id)
-        if kept is None or kept.owner != owner or kept.answer is None:
+            known = self._of_item.get((owner, item_id))
+            value = next(iter(known.values())) if known else None
+        if value is None:
             raise _not_kept("item", item_id, "input")
-        return next(encode(item) for item in kept.answer.output if item.id == item_id)
+        return value if isinstance(value, bytes) else encode(value)
 
     def answer(self, owner: bytes | None, response_id: str) -> ResponseObject:
         """A response as it ended.
@@ -90,8 +102,8 @@ class KeptResponses:
         """
         return self._found(owner, response_id, "response_id")[1]
 
-    def input_items(self, owner: bytes | None, response_id: str) -> list[bytes]:
-        """The conversation before a response, each item as JSON.
+    def input_items(self, owner: bytes | None, response_id: str) -> list[KeptItem]:
+        """The conversation before a response.
 
         Raises:
             ApiError: 404, it is not kept for this owner.
@@ -99,14 +111,17 @@ class KeptResponses:
         return self._found(owner, response_id, "response_id")[0].items
 
     def delete(self, owner: bytes | None, response_id: str) -> None:
-        """Forgets a response.
+        """Forgets a response; later conversations stay, where its items have no ids any more.
 
         Raises:
             ApiError: 404, it is not kept for this owner.
         """
-        self._found(owner, response_id, "response_id")
+        kept, answer = self._found(owner, response_id, "response_id")
         with self._lock:
             self._drop(response_id)
+            new = [item.id for item in kept.items if item.is_new]
+            for item_id in (*new, *(item.id for item in answer.output)):
+                self._of_item.pop((owner, item_id), None)
 
     def clear(self) -> None:
         """Forgets all."""
@@ -119,6 +134,9 @@ class KeptResponses:
         """Forgets what was kept for its time."""
         with self._lock:
             self._drop_old()
+
+    def _hold(self, kept: _Kept, item_id: str, value: bytes | Item) -> None:
+        self._of_item.setdefault((kept.owner, item_id), {})[kept.response_id] = value
 
     def _drop_old(self) -> None:
         limit = self._clock() - KEEP_S
@@ -143,8 +161,11 @@ class KeptResponses:
         if kept is None:
             return
         self.num_bytes -= kept.num_bytes
-        for item in kept.answer.output if kept.answer is not None else ():
-            del self._of_item[item.id]
+        outputs = () if kept.answer is None else kept.answer.output
+        for item_id in (*(item.id for item in kept.items), *(item.id for item in outputs)):
+            known = self._of_item.get((kept.owner, item_id), {})
+            if known.pop(kept.response_id, None) is not None and not known:
+                del self._of_item[kept.owner, item_id]
 
 
 def _not_kept(kind: str, unknown: str, param: str) -> ApiError:

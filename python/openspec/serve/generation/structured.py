@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 from pydantic import ValidationError
 
-from openspec.errors import RequestError
+from openspec.errors import RequestError, wrong_type
 from openspec.messages import StructuredOutputs
 from openspec.serve.generation.context import ServerContext
 from openspec.serve.shapes.chat import (
@@ -94,7 +94,7 @@ def _structured(fields: object, param: str) -> StructuredOutputs:
     try:
         return msgspec.convert(fields, StructuredOutputs)
     except msgspec.ValidationError as error:
-        raise RequestError(f"{param}: {error}", param) from None
+        raise RequestError(f"{param}: {wrong_type(error)}", param) from None
 
 
 def _of_response_format(given: ResponseFormat, param: str) -> Wanted:
@@ -110,7 +110,8 @@ def _of_response_format(given: ResponseFormat, param: str) -> Wanted:
             param,
         )
     if inner.schema_ is None:
-        raise RequestError(f"{param}: json_schema.schema is missing", param)
+        where = "json_schema.schema" if param == "response_format" else "schema"
+        raise RequestError(f"{param}: {where} is missing", param)
     return Wanted(StructuredOutputs(json=inner.schema_), param, bool(inner.strict))
 
 

@@ -202,6 +202,8 @@ class ChatMessage(Model):
 
     role: Role
     content: Content | None = None
+    refusal: str | None = None
+    """Read where an assistant's message has no content."""
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
@@ -218,7 +220,7 @@ class FunctionDefinition(Model):
     description: str | None = None
     parameters: dict[str, object] | None = None
     strict: bool | None = None
-    """True: arguments keep to `parameters`; false: they are any JSON object."""
+    """True: arguments keep to `parameters`; false: any object, where those cannot be enforced."""
 
 
 class Tool(Model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,8 +20,14 @@ _PREFIXES = {
 }
 
 
-class _Named(msgspec.Struct):
+class KeptItem(NamedTuple):
+    """An item of a conversation."""
+
     id: str
+    data: bytes
+    """The item as JSON."""
+    is_new: bool
+    """Its id was made here and now."""
 
 
 class ItemPage(msgspec.Struct, kw_only=True):
@@ -33,47 +40,44 @@ class ItemPage(msgspec.Struct, kw_only=True):
     has_more: bool
 
 
-def as_items(body: ResponsesRequest, unique: str) -> list[bytes]:
-    """The items of an input that `as_chat` could read, each as JSON.
+def as_items(body: ResponsesRequest, unique: str) -> list[KeptItem]:
+    """The items of an input that `as_chat` could read.
 
     `unique` is part of the ids of those that came without one.
     """
-    items = () if isinstance(body.input, str) else body.input
-    return [encode(_shown(item, f"{unique}_in_{at}")) for at, item in enumerate(items)]
+    kept = []
+    for at, item in enumerate(() if isinstance(body.input, str) else body.input):
+        item_id = item.id or f"{_PREFIXES[item.type or 'message']}_{unique}_in_{at}"
+        kept.append(KeptItem(item_id, encode(_shown(item, item_id)), not item.id))
+    return kept
 
 
 def page_of(
-    items: Sequence[bytes], after: str | None, limit: int, is_newest_first: bool
+    items: Sequence[KeptItem], after: str | None, limit: int, is_newest_first: bool
 ) -> ItemPage:
     """`limit` items at most, from the one behind that of the id `after`.
 
     Raises:
         RequestError: no item has that id.
     """
-    named = [(msgspec.json.decode(item, type=_Named).id, item) for item in items]
-    if is_newest_first:
-        named.reverse()
+    ordered = list(reversed(items)) if is_newest_first else list(items)
     if after is not None:
-        ids = [item_id for item_id, _ in named]
+        ids = [item.id for item in ordered]
         if after not in ids:
             raise RequestError(f"after: no item of the input has the id {after[:100]!r}.", "after")
-        named = named[ids.index(after) + 1 :]
-    shown = named[:limit]
+        ordered = ordered[ids.index(after) + 1 :]
+    shown = ordered[:limit]
     return ItemPage(
-        data=[msgspec.Raw(item) for _, item in shown],
-        first_id=shown[0][0] if shown else None,
-        last_id=shown[-1][0] if shown else None,
-        has_more=len(named) > limit,
+        data=[msgspec.Raw(item.data) for item in shown],
+        first_id=shown[0].id if shown else None,
+        last_id=shown[-1].id if shown else None,
+        has_more=len(ordered) > limit,
     )
 
 
-def _shown(item: InputItem, unique: str) -> dict[str, object]:
+def _shown(item: InputItem, item_id: str) -> dict[str, object]:
     kind = item.type or "message"
-    shown: dict[str, object] = {
-        "id": item.id or f"{_PREFIXES[kind]}_{unique}",
-        "type": kind,
-        "status": "completed",
-    }
+    shown: dict[str, object] = {"id": item_id, "type": kind, "status": "completed"}
     if kind == "message":
         part_type = "output_text" if item.role == "assistant" else "input_text"
         return shown | {"role": item.role, "content": _parts(item.content, part_type)}

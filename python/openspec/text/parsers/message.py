@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -140,6 +141,9 @@ class MessageParser:
             self._splitter = ReasoningSplitter(is_open=thinking, is_assumed=is_assumed)
         self._calls = CALL_PARSERS[form.calls](tools) if tools is not None else None
         self._max_calls = max_calls
+        self._arguments: list[str] = []
+        self._is_stopped = False
+        """Within the last call."""
         self._tokens = ThinkingTokens(tokenizer, thinking, is_assumed)
         self.num_calls = 0
 
@@ -154,10 +158,12 @@ class MessageParser:
         token_ids: Sequence[int],
         is_last: bool = False,
         finish_reason: str | None = None,
+        stop: int | str | None = None,
     ) -> list[Piece]:
         """The pieces that the next text of the answer, spelt by `token_ids`, completes.
 
         What is left of a tag is text, unless `finish_reason` says that a limit cut the answer.
+        `stop`: what of the client's ended it, perhaps within a call.
         """
         is_cut = finish_reason in CUT_REASONS
         self._tokens.push(token_ids)
@@ -170,11 +176,20 @@ class MessageParser:
             return [*pieces, Content(text)] if text else pieces
         if text or is_last:
             pieces += filter(self._is_wanted, self._calls.push(text, is_last, is_cut))
+        for at, piece in enumerate(pieces):
+            if isinstance(piece, CallStart):
+                self._arguments.clear()
+            elif isinstance(piece, CallArguments):
+                self._arguments.append(piece.text)
+            elif isinstance(piece, CallEnd) and is_last and stop is not None:
+                self._is_stopped = not _is_json("".join(self._arguments))
+                pieces[at] = CallEnd(piece.index, self._is_stopped)
         return pieces
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """The reason, which is the calls where there are some."""
-        return "tool_calls" if reason == "stop" and self.num_calls else reason
+        """The reason, which is the calls where there are some and the last one is whole."""
+        has_calls = self.num_calls > 0 and not self._is_stopped
+        return "tool_calls" if reason == "stop" and has_calls else reason
 
     def _is_wanted(self, piece: Piece) -> bool:
         if not isinstance(piece, (CallStart, CallArguments, CallEnd)):
@@ -183,3 +198,11 @@ class MessageParser:
             return False
         self.num_calls = max(self.num_calls, piece.index + 1)
         return True
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -51,7 +51,7 @@ class CallEnd:
 
     index: int
     is_cut: bool = False
-    """Whether a limit ended it."""
+    """Whether a limit ended it, or what the client names to stop at."""
 
 
 Piece: TypeAlias = Reasoning | Content | CallStart | CallArguments | CallEnd
