@@ -17,6 +17,7 @@
 #include <string>
 
 #include "model/targets/target.h"
+#include "model/weights/weights.h"
 #include "read_bandwidth.h"
 #include "runtime/runner.h"
 

@@ -14,6 +14,7 @@
 #include "bind/step_results.h"
 #include "core/check.h"
 #include "model/targets/target.h"
+#include "model/weights/weights.h"
 #include "runtime/runner.h"
 
 namespace py = pybind11;

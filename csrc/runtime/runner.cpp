@@ -4,6 +4,7 @@
 #include "kernels/drafts/kept_rows.h"
 #include "kernels/ops.h"
 #include "model/targets/sharded.h"
+#include "model/weights/weights.h"
 #include "runtime/device/device_step.h"
 #include "runtime/step/host_step.h"
 

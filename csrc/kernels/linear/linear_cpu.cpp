@@ -12,6 +12,8 @@ namespace openspec::OPENSPEC_ISA {
 
 namespace {
 
+static_assert(kMaxTileSplits >= kMaxSplits);
+
 constexpr int kTilesPerBlock = 84 / kMaxTileRows;
 constexpr int kBlockRows = kTilesPerBlock * kMaxTileRows;
 // Panels whose results are held at once by a task: of a block of tiles, or of a single tile.

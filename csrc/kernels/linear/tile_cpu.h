@@ -9,7 +9,6 @@
 
 #include "kernels/common/simd_cpu.h"
 #include "kernels/linear/panels_cpu.h"
-#include "kernels/linear/splits.h"
 
 namespace openspec::OPENSPEC_ISA {
 
@@ -52,6 +51,9 @@ enum class Lines {
 /// Weights are fetched so many lines ahead of their use.
 inline constexpr int64_t kPrefetchLines = 48;
 
+/// Splits of one tile.
+inline constexpr int kMaxTileSplits = 8;
+
 struct TileArgs {
   const char* weight[kMaxUnits];
   int64_t next_weight;  // bytes from weight[u] to what unit u reads after this tile's lines
@@ -60,7 +62,7 @@ struct TileArgs {
   const float* x;         // (r, k) at [r * x_stride + k] in place, else at [k * R + r]
   int64_t x_stride;
   int num_splits;
-  int64_t ends[kMaxSplits];  // the first k after each split
+  int64_t ends[kMaxTileSplits];  // the first k after each split
   const float*
       from;   // the first split's chains so far, (r, c) at [r * sums_stride + c]; null: zero
   float* to;  // where its chains go, or with is_added are added, then the other splits' too

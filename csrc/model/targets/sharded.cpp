@@ -8,6 +8,7 @@
 
 #include "core/rendezvous.h"
 #include "core/thread_pool.h"
+#include "model/targets/shared_tensors.h"
 #include "model/weights/buffer.h"
 
 namespace openspec {

@@ -14,15 +14,11 @@
 #include "model/parts/sum_exchange.h"
 #include "model/targets/state_needs.h"
 #include "model/targets/target_spec.h"
-#include "model/weights/weights.h"
 
 namespace openspec {
 
-/// What heads may share with their target.
-struct SharedTensors {
-  const void* embedding = nullptr;  // [vocab_size, hidden_size] bf16
-  std::vector<PackedLinear> head;   // hidden states, normed, to logits: the whole in shards
-};
+class Weights;
+struct SharedTensors;
 
 /// What a target is built from, or one rank of it; `spec` is the caller's.
 struct TargetSetup {

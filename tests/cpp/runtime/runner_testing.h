@@ -14,7 +14,9 @@
 #include <vector>
 
 #include "check_test.h"
+#include "model/targets/shared_tensors.h"
 #include "model/targets/target.h"
+#include "model/weights/weights.h"
 #include "runtime/runner.h"
 
 namespace openspec::testing {
