@@ -23,8 +23,8 @@ enum class LinearLayout : uint8_t {
 };
 
 /// Which part of a whole matrix a PackedLinear is: a range of its outputs, or one of its inputs
-/// that begins and ends at borders of the whole's splits. Of a matrix of several tensors (q, k and v;
-/// gate and up), a range of outputs is one of each, counted in all together.
+/// that begins and ends at borders of the whole's splits. Of a matrix of several tensors (q, k and
+/// v; gate and up), a range of outputs is one of each, counted in all together.
 struct LinearShard {
   int first_output = 0, first_input = 0;
   int whole_outputs = 0, whole_inputs = 0;  // of the whole matrix; 0: as many as are here
