@@ -1,5 +1,7 @@
 #include "runtime/runner.h"
 
+#include <algorithm>
+
 #include "core/check.h"
 #include "kernels/drafts/kept_rows.h"
 #include "kernels/ops.h"
@@ -241,10 +243,13 @@ const std::vector<SpanResult>& Runner::collect(StepLease& lease) {
     lease.results[i].is_held = grammar != nullptr && grammar->is_slow();
     if (!lease.failures.empty()) lease.results[i].failure = lease.failures[i];
   }
+  // Not those that had ended when the step began, which was launched before that was known.
+  const auto num_seqs = std::ranges::count_if(
+      lease.results, [](const SpanResult& result) { return result.num_computed > 0; });
   for (SpanResult& result : lease.results) {
     if (!result.detail) continue;
     result.detail->num_rows = lease.num_rows;
-    result.detail->num_seqs = static_cast<int>(lease.requests.size());
+    result.detail->num_seqs = static_cast<int>(num_seqs);
     result.detail->seconds = whole;
     result.detail->device_seconds = lease.seconds;
     result.detail->draft_seconds = drafting;
