@@ -264,6 +264,16 @@ def test_any_start_can_be_gone_on_with(server: RunningServer, start: str) -> Non
     assert ids.count(server.ids("<|im_end|>")[0]) == 1
 
 
+@pytest.mark.parametrize("name", ["prefix", "partial"])
+def test_a_last_message_that_says_itself_that_it_goes_on(server: RunningServer, name: str) -> None:
+    start = {"role": "assistant", "content": "one two"}
+    server.chat(messages=[*HI, {**start, name: True}], max_tokens=1)
+    assert prompt_text(server).endswith("<|im_start|>assistant\none two")
+    for messages in ([*HI, {**start, name: False}], [*HI, {**start, name: True}, *HI]):
+        server.chat(messages=messages, max_tokens=1)
+        assert "one two<|im_end|>\n" in prompt_text(server)
+
+
 @pytest.mark.parametrize("start", ["", " \n"])
 def test_nothing_cannot_be_gone_on_with(server: RunningServer, start: str) -> None:
     messages = [*HI, {"role": "assistant", "content": start}]
@@ -452,6 +462,16 @@ def test_limits_of_the_answer(server: RunningServer) -> None:
         ("thinking_budget", 0),
         ("reasoning_budget", 0),
         ("reasoning_format", "none"),
+        ("extra_body", {"enable_thinking": False}),
+        ("template_kwargs", {"enable_thinking": False}),
+        ("thinking_config", {"thinking_budget": 0}),
+        ("disable_thinking", True),
+        ("format", "json"),
+        ("structured_output", {"type": "object"}),
+        ("options", {"num_predict": 3}),
+        ("do_sample", False),
+        ("enable_search", True),
+        ("random_seed", 7),
         ("thinking", {"type": "perhaps"}),
         ("tools", [{"type": "function", "function": {}}]),
         ("tools", [{"type": "web"}]),

@@ -311,6 +311,17 @@ def test_refusals_name_the_field(server: RunningServer, field: str, value: objec
         assert field in error["message"], error
 
 
+def test_a_form_beside_a_message_that_goes_on_is_refused_in_this_apis_words(
+    server: RunningServer,
+) -> None:
+    messages = [*HI, {"role": "assistant", "content": "{"}]
+    form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    body = {"messages": messages, "max_tokens": 5, "output_config": form}
+    message = error_of(server, PATH, 400, body)["message"]
+    assert "output_config.format and an assistant's last message" in message
+    assert "continue_final_message" not in message
+
+
 def test_two_forms_that_differ_are_refused(server: RunningServer) -> None:
     form, other = ({"type": "json_schema", "schema": {"type": kind}} for kind in ("null", "object"))
     body = {"messages": HI, "max_tokens": 5, "output_config": {"format": form}}

@@ -209,6 +209,10 @@ class ChatMessage(Model):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    prefix: bool | None = None
+    """Of the last message: the answer goes on with it, by Mistral's and DeepSeek's name."""
+    partial: bool | None = None
+    """The same by Moonshot's and Qwen's."""
 
 
 class FunctionDefinition(Model):

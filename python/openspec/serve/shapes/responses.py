@@ -18,7 +18,6 @@ from openspec.serve.shapes.chat import (
     Effort,
     FunctionCall,
     GenerationFields,
-    JsonSchemaFormat,
     Model,
     ResponseFormat,
     TextPart,
@@ -68,16 +67,10 @@ class ReasoningOptions(Model):
     """Accepted; answers carry the thinking itself."""
 
 
-class TextFormat(JsonSchemaFormat):
-    """The form of the text: text, json_object, or json_schema with its fields beside the type."""
-
-    type: str
-
-
 class TextOptions(Model):
-    """The form of the text."""
+    """The form of the text, with a schema beside its type."""
 
-    format: TextFormat | None = None
+    format: ResponseFormat | None = None
 
 
 class ResponsesRequest(GenerationFields):
@@ -200,9 +193,9 @@ def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
     return ChatCompletionRequest.model_construct(
         messages=_messages(body),
         tools=functions(body),
-        tool_choice=body.tool_choice,
+        tool_choice=_tool_choice(body),
         parallel_tool_calls=body.parallel_tool_calls,
-        response_format=_response_format(body.text.format if body.text is not None else None),
+        response_format=body.text.format if body.text is not None else None,
         reasoning_effort=effort,
         chat_template_kwargs=body.chat_template_kwargs,
     )
@@ -224,16 +217,16 @@ def functions(body: ResponsesRequest) -> list[Tool] | None:
     return result or None
 
 
-def _response_format(given: TextFormat | None) -> ResponseFormat | None:
-    """text.format as /v1/chat/completions has it, with the schema in an object of its own."""
-    if given is None:
-        return None
-    schema = JsonSchemaFormat.model_construct(
-        name=given.name, schema_=given.schema_, strict=given.strict
-    )
-    return ResponseFormat.model_construct(
-        type=given.type, json_schema=schema if given.type != "text" else None
-    )
+def _tool_choice(body: ResponsesRequest) -> str | dict[str, object] | None:
+    """The choice; of `allowed_tools` those are skipped that are skipped in `tools`."""
+    choice = body.tool_choice
+    listed = choice.get("tools") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(listed, list):
+        return choice
+    skipped = skipped_types(body)
+    kept = [one for one in listed if not isinstance(one, dict) or one.get("type") not in skipped]
+    is_text = listed and not kept and choice.get("mode") == "auto"
+    return "none" if is_text else {**choice, "tools": kept}
 
 
 def skipped_types(body: ResponsesRequest) -> set[str]:
