@@ -156,7 +156,9 @@ def chosen_tools(chat: ChatCompletionRequest) -> tuple[str, list[Tool]]:
         raise RequestError("tools: two have the same name.", "tools")
     for name in names or ():
         if name not in known:
-            raise RequestError(f"tool_choice: no usable tool is called {name[:100]!r}.", "tool_choice")
+            raise RequestError(
+                f"tool_choice: no usable tool is called {name[:100]!r}.", "tool_choice"
+            )
     if names is not None:
         tools = [known[name] for name in dict.fromkeys(names)]
     if choice == "required" and not tools:
