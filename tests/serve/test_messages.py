@@ -236,6 +236,8 @@ def test_tool_options(server: RunningServer) -> None:
         ("{}", {}),
         ('{"a": 1, ', {"_raw": '{"a": 1, '}),
         ('{"a": "\\ud800"}', {"_raw": '{"a": "\\ud800"}'}),
+        ('{"a": NaN}', {"_raw": '{"a": NaN}'}),
+        ('{"a": 1e999}', {"_raw": '{"a": 1e999}'}),
     ],
 )
 def test_arguments_as_an_object(server: RunningServer, arguments: str, expected: dict) -> None:
@@ -245,6 +247,14 @@ def test_arguments_as_an_object(server: RunningServer, arguments: str, expected:
     server.engine.script = lambda _: server.ids(f"{text}<|im_end|>")
     (call,) = send(server, tools=TOOLS)["content"]
     assert call["input"] == expected
+
+
+def test_numbers_of_arguments_are_as_they_are_spelled(server: RunningServer) -> None:
+    arguments = '{"a":1.10,"b":[1e2,18446744073709551615,123456789012345678.5]}'
+    text = f'<tool_call>\n{{"name": "add", "arguments": {arguments}}}\n</tool_call><|im_end|>'
+    server.engine.script = lambda _: server.ids(text)
+    body = {"messages": HI, "max_tokens": 200, "tools": TOOLS}
+    assert f'"input":{arguments}' in server.client.post(PATH, json=body).text
 
 
 def test_too_many_tokens_are_as_many_as_fit(server: RunningServer) -> None:
