@@ -418,6 +418,37 @@ def test_parts_of_other_apis_are_text(server: RunningServer) -> None:
     assert "I must not." in prompt_text(server)
 
 
+def test_thinking_among_parts_is_thinking(server: RunningServer) -> None:
+    thoughts = [{"type": "thinking", "thinking": "Hm."}, {"type": "redacted_thinking", "data": "x"}]
+    parts = [*thoughts, {"type": "text", "text": "Yes."}]
+
+    def prompt(last: dict, **fields: object) -> str:
+        server.chat(messages=[*HI, {"role": "assistant", **last}], max_tokens=1, **fields)
+        return prompt_text(server)
+
+    for fields in ({}, {"add_generation_prompt": False}):
+        expected = prompt({"content": "Yes.", "reasoning_content": "Hm."}, **fields)
+        assert prompt({"content": parts}, **fields) == expected
+    for role in ("user", "system"):
+        error = server.error(PATH, messages=[{"role": role, "content": parts}])
+        assert error["param"] == "messages"
+
+
+def test_calls_in_their_older_form(server: RunningServer) -> None:
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    calls = [{"type": "function", "function": function}]
+    newer = [{"role": "assistant", "tool_calls": calls}, {"role": "tool", "content": "2"}]
+    older = [
+        {"role": "assistant", "content": None, "function_call": function},
+        {"role": "function", "name": "add", "content": "2"},
+    ]
+    prompts = []
+    for turns in (newer, older):
+        server.chat(messages=[*HI, *turns], tools=TOOLS, max_tokens=1)
+        prompts.append(prompt_text(server))
+    assert prompts[0] == prompts[1] and CALL in prompts[0]
+
+
 def test_limits_of_the_answer(server: RunningServer) -> None:
     assert server.chat(max_tokens=5, max_completion_tokens=3)["usage"]["completion_tokens"] == 3
     usage = server.chat()["usage"]

@@ -384,6 +384,13 @@ def test_a_failure_is_the_last_event(start_server: Callable[..., RunningServer])
     assert error == {"type": "error", "error": {"type": "api_error", "message": message}}
 
 
+def test_blocks_of_other_apis_are_text(server: RunningServer) -> None:
+    blocks = [{"type": "output_text", "text": "Yes."}, {"type": "refusal", "refusal": "No."}]
+    asked = {"role": "user", "content": [{"type": "input_text", "text": "And?"}]}
+    text = rendered(server, messages=[*HI, {"role": "assistant", "content": blocks}, asked])
+    assert "Yes.\nNo." in text and "And?" in text
+
+
 @pytest.mark.parametrize(
     ("blocks", "end"),
     [

@@ -282,7 +282,8 @@ _UNSUPPORTED_BY_MODEL = {
         **_fields("suffix", ""),
     },
     ResponsesRequest: {
-        **_fields("context_management conversation max_tool_calls max_tokens"),
+        **_fields("conversation max_tool_calls max_tokens reasoning_effort"),
+        **_fields("context_management", []),
         **_fields("max_completion_tokens messages moderation prompt"),
         **_fields("response_format", {"type": "text"}),
         **_fields("logprobs echo", False),

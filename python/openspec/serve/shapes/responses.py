@@ -10,15 +10,14 @@ from pydantic import ConfigDict, Field
 from openspec.errors import RequestError
 from openspec.serve.shapes.chat import (
     MAX_MESSAGES,
-    TEXT_PARTS,
     WHOLE,
     ChatCompletionRequest,
     ChatMessage,
     Content,
-    Effort,
     FunctionCall,
     GenerationFields,
     Model,
+    ReasoningField,
     ResponseFormat,
     TextPart,
     Tool,
@@ -27,7 +26,7 @@ from openspec.serve.shapes.chat import (
 )
 from openspec.serve.shapes.joined import Parts, joined
 
-_TEXT_PARTS = (*TEXT_PARTS, "reasoning_text", "summary_text")
+_THOUGHTS = ("reasoning_text", "summary_text")
 
 
 class InputItem(Model):
@@ -59,10 +58,9 @@ class ResponseTool(Model):
     strict: bool | None = None
 
 
-class ReasoningOptions(Model):
-    """How much to think."""
+class ReasoningOptions(ReasoningField):
+    """Whether to think."""
 
-    effort: Effort | None = None
     summary: str | None = None
     """Accepted; answers carry the thinking itself."""
 
@@ -102,8 +100,19 @@ class ResponsesRequest(GenerationFields):
     """Not supported."""
 
 
-INCLUDES = ("reasoning.encrypted_content",)
-"""What may be asked for in `include`: thinking is in the answer anyway, and not encrypted."""
+INCLUDES = (
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+"""What may be asked for in `include`: thinking is in the answer anyway, and not encrypted.
+
+The others are parts of items that no answer has, since the tools that make them are skipped.
+"""
 
 
 def check(body: ResponsesRequest) -> None:
@@ -114,6 +123,8 @@ def check(body: ResponsesRequest) -> None:
     """
     if body.background:
         raise RequestError("background is not supported.", "background")
+    if body.reasoning is not None and body.reasoning.exclude:
+        raise RequestError("reasoning.exclude is not supported for responses.", "reasoning")
     refuse_choices(body, "responses")
     check_include(body.include or ())
 
@@ -189,14 +200,13 @@ def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
     Raises:
         RequestError: naming an item, a part or a tool that this server cannot take.
     """
-    effort = body.reasoning.effort if body.reasoning is not None else None
     return ChatCompletionRequest.model_construct(
         messages=_messages(body),
         tools=functions(body),
         tool_choice=_tool_choice(body),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=body.text.format if body.text is not None else None,
-        reasoning_effort=effort,
+        reasoning=body.reasoning,
         chat_template_kwargs=body.chat_template_kwargs,
     )
 
@@ -302,8 +312,8 @@ def _text(content: Content | None, where: str) -> str:
         return content
     texts = []
     for part in content:
-        text = part.refusal if part.type == "refusal" else part.text
-        if part.type not in _TEXT_PARTS or text is None:
+        text = part.text if part.type in _THOUGHTS else part.said()
+        if text is None:
             raise RequestError(
                 f"input: parts of type {part.type[:64]!r} are not supported, only text.", "input"
             )
