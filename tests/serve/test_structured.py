@@ -126,6 +126,23 @@ def key_of(server: RunningServer, path: str = CHAT, **body: object) -> str:
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_no_stop_string_ends_a_call_that_must_come(server: RunningServer, path: str) -> None:
+    tool = {"name": "add", "input_schema": SCHEMA} if path == MESSAGES else TOOL
+    forced = {"tools": [tool], "tool_choice": "required", "messages": HI}
+    if path == RESPONSES:
+        forced |= {"input": "hi", "tools": [{"type": "function", **TOOL["function"]}]}
+        del forced["messages"]
+    if path == MESSAGES:
+        forced["tool_choice"] = {"type": "any"}
+    name = "stop_sequences" if path == MESSAGES else "stop"
+    key_of(server, path, **forced, **{name: ["\n"]})
+    assert server.engine.requests[-1].sampling.stop == []
+    free = {**forced, "tool_choice": {"type": "auto"} if path == MESSAGES else "auto"}
+    key_of(server, path, **free, **{name: ["\n"]})
+    assert server.engine.requests[-1].sampling.stop == ["\n"]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 def test_a_call_that_must_come_goes_before_the_form_of_the_content(
     server: RunningServer, path: str
 ) -> None:

@@ -23,7 +23,7 @@ from openspec.serve.generation.job import (
     sampling_params,
     truncated,
 )
-from openspec.serve.generation.structured import encoded_chat_demand
+from openspec.serve.generation.structured import encoded_chat_demand, must_call
 from openspec.serve.shapes.chat import (
     THOUGHT_PARTS,
     ChatCompletionRequest,
@@ -114,6 +114,8 @@ async def chat_job(
     if limit is None:
         limit = context.config.default_max_tokens
     max_tokens = fits if limit is None else min(limit, fits)
+    if must_call(chat_request):
+        body.stop = None  # the grammar ends the call, and its tags are no text of the answer
     sampling = await pool.run(
         num_bytes,
         lambda: sampling_params(

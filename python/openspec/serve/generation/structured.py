@@ -170,6 +170,15 @@ def chosen_tools(chat: ChatCompletionRequest) -> tuple[str, list[Tool]]:
     return choice, tools
 
 
+def must_call(chat: ChatCompletionRequest) -> bool:
+    """Whether a call must come.
+
+    Raises:
+        RequestError: as `chosen_tools`.
+    """
+    return chosen_tools(chat)[0] in ("required", "named")
+
+
 def _choice(wanted: str | dict[str, object] | None) -> tuple[str, list[str] | None]:
     """How calls are chosen, and the names of the tools to choose among; None: all."""
     if not isinstance(wanted, dict):
