@@ -128,7 +128,7 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "patterns": (),
         "schemas": ("patterns",),
         "json_text": ("schemas",),
-        "lark": (),
+        "lark": ("patterns",),
         "formats": ("lark", "patterns", "schemas"),
         "tags": ("schemas", "formats"),
         "rules": ("patterns", "schemas", "formats"),
