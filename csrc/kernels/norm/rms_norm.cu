@@ -6,18 +6,20 @@
 #include "kernels/common/packs.cuh"
 #include "kernels/exchange/exchange.cuh"
 #include "kernels/norm/rms_norm.h"
+#include "kernels/norm/row_order.cuh"
+#include "kernels/norm/take_norm.h"
 
 namespace openspec {
 namespace {
 
+using cuda::add;
 using cuda::Bf16Pack;
 using cuda::FloatPack;
+using cuda::kMaxWidth;
+using cuda::max_warps;
 
 // One block per row, kColumns neighbouring columns a thread. How a width is dealt to threads
 // depends on the width alone, and with it the order of a row's sum.
-constexpr int kMaxWidth = 8192;
-constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int max_warps(int columns) { return columns < 16 ? 10 : kMaxWidth / 16 / 32; }
 
 // A decode step runs this beside two linears: a norm that does not fit next to them delays the
 // second. Two blocks of 8 warps with 96 registers a thread leave 4096 registers in each quarter of
@@ -32,12 +34,6 @@ constexpr int max_registers(int columns, bool takes) {
 constexpr int kNoDelta = 0;
 constexpr int kRowDelta = -1;
 
-template <int kColumns>
-__device__ __forceinline__ void add(FloatPack<kColumns>& sum, const FloatPack<kColumns>& term) {
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) sum.x[c] += term.x[c];
-}
-
 /// What leaves every number as it is that is added to it, zeros of both signs included.
 template <int kColumns>
 __device__ __forceinline__ Bf16Pack<kColumns> negative_zeros() {
@@ -51,17 +47,10 @@ __device__ __forceinline__ Bf16Pack<kColumns> negative_zeros() {
 template <int kMaxWarps>
 __device__ __forceinline__ float block_sum(float sum) {
   __shared__ float warp_sums[kMaxWarps];
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAllLanes, sum, offset);
+  sum = cuda::lane_sum(sum);
   if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = sum;
   __syncthreads();
-  const int num_warps = blockDim.x / 32;
-  float total = 0.0f;
-#pragma unroll
-  for (int warp = 0; warp < kMaxWarps; ++warp) {
-    total += warp < num_warps ? warp_sums[warp] : 0.0f;
-  }
-  return total;
+  return cuda::ordered_sum(warp_sums, blockDim.x / 32);
 }
 
 /// partial[i] = the partials at first + i * stride.
@@ -95,10 +84,10 @@ __device__ __forceinline__ FloatPack<kColumns> sum_partials(const float* first, 
 /// Of a norm whose partials come through an inbox.
 struct ExchangeNormParams : RmsNormParams {
   cuda::Inbox from;
-  int inbox_rows;  // of a partial
+  RoundForm form;
 };
 
-/// And whose results are sent to all ranks: block b has row b * num_ranks + rank.
+/// And whose results are sent to all ranks: block b has row b of the rank.
 struct OwnedNormParams : ExchangeNormParams {
   int rank, num_ranks;
   OwnedRows everywhere;
@@ -168,7 +157,7 @@ __global__ void __maxnreg__(max_registers(kColumns, kTakes<Params>))
   cuda::wait_for_previous_kernel();
 
   int64_t row = blockIdx.x;
-  if constexpr (kOwns<Params>) row = row * params.num_ranks + params.rank;
+  if constexpr (kOwns<Params>) row = params.form.owners.row_of(params.rank, blockIdx.x);
   [[maybe_unused]] uint64_t round = 0;
   const int64_t at = row * width + column;
   uint16_t* residual = static_cast<uint16_t*>(params.residual) + at;
@@ -184,7 +173,7 @@ __global__ void __maxnreg__(max_registers(kColumns, kTakes<Params>))
       round = cuda::begin_taking(inbox);
       float* first = inbox.words + cuda::slot_begin(inbox, round) +
                      static_cast<int64_t>(blockIdx.x) * width + column;
-      const int64_t stride = static_cast<int64_t>(params.inbox_rows) * width;
+      const int64_t stride = static_cast<int64_t>(params.form.inbox_rows) * width;
       // A thread outside would take what belongs to another one.
       if (is_inside) {
         delta = cuda::round_to_bf16(
@@ -239,11 +228,11 @@ __global__ void __maxnreg__(max_registers(kColumns, kTakes<Params>))
 
 /// Waits for the rows of all other ranks. A thread to a row.
 __global__ void __launch_bounds__(kMaxRowsToOwners)
-    await_rows_kernel(cuda::Inbox inbox, int rank, int num_ranks, int num_rows) {
+    await_rows_kernel(cuda::Inbox inbox, RowOwners owners, int rank, int num_rows) {
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
   const int row = static_cast<int>(threadIdx.x);
-  if (row >= num_rows || row % num_ranks == rank) return;
+  if (row >= num_rows || owners.rank_of(row) == rank) return;
   const uint64_t value = inbox.state->taking + 1;
   const uint64_t* sign = &inbox.state->owned_rows[row];
   cuda::wait_until(inbox, [&] { return cuda::load_sign(sign) == value; });
@@ -274,22 +263,22 @@ int launch_exchange_norm(const RmsNormParams& params, int num_threads, float inv
   const Exchange& exchange = *params.exchange;
   const int num_ranks = exchange.num_ranks, rank = exchange.rank;
   const ExchangeNormParams taking = {params, cuda::own_inbox(exchange),
-                                     inbox_rows(params.num_rows, num_ranks)};
-  if (!have_owners(params.num_rows)) {
+                                     round_form(exchange, params.num_partials, params.num_rows)};
+  if (!taking.form.owners.exist()) {
     return launch_taking<kColumns>(taking, params.num_rows, num_threads, inverse_width, stream);
   }
   OwnedNormParams owned = {taking, rank, num_ranks, *params.owned};
   for (int i = 0; i < num_ranks; ++i) owned.states[i] = cuda::state_of(exchange, i);
-  const int num_own = (params.num_rows - rank + num_ranks - 1) / num_ranks;
+  const int num_own = taking.form.owners.rows_of(rank, params.num_rows);
   const int error = launch_taking<kColumns>(owned, num_own, num_threads, inverse_width, stream);
   if (error != cudaSuccess) return error;
-  return cuda::launch(await_rows_kernel, 1, kMaxRowsToOwners, 0, stream, taking.from, rank,
-                      num_ranks, params.num_rows);
+  return cuda::launch(await_rows_kernel, 1, kMaxRowsToOwners, 0, stream, taking.from,
+                      taking.form.owners, rank, params.num_rows);
 }
 
 template <int kColumns>
 int launch_rms_norm(const RmsNormParams& params, void* stream) {
-  const int num_warps = (params.width + kColumns * 32 - 1) / (kColumns * 32);
+  const int num_warps = cuda::num_row_warps(params.width);
   const float inverse_width = 1.0f / static_cast<float>(params.width);
   if (params.exchange != nullptr) {
     return launch_exchange_norm<kColumns>(params, num_warps * 32, inverse_width, stream);
@@ -307,11 +296,14 @@ int launch_rms_norm(const RmsNormParams& params, void* stream) {
 bool has_legal_exchange(const RmsNormParams& params) {
   if (params.exchange == nullptr) return true;
   const Exchange& exchange = *params.exchange;
-  if (params.num_partials < 2 || params.num_partials % 2 != 0 || params.starts_residual ||
+  if (params.num_partials < 2 || params.num_partials % 2 != 0 || params.num_partials > kMostSums ||
+      params.starts_residual ||
       !is_legal_round(exchange, params.num_partials, params.num_rows, params.width)) {
     return false;
   }
-  if (!have_owners(params.num_rows)) return true;
+  const RoundForm form = round_form(exchange, params.num_partials, params.num_rows);
+  if (exchange.plan.norm_blocks == 0 && form.first_sum > 0) return false;
+  if (!form.owners.exist()) return true;
   if (params.owned == nullptr) return false;
   const OwnedRows& owned = *params.owned;
   const void* const* residuals = owned.residual;
@@ -394,9 +386,17 @@ int rms_norm_cuda(const RmsNormParams& given, void* stream) {
   }
   if (params.num_rows == 0) return cudaSuccess;
   if (is_wide) return launch_wide_rms_norm(params, stream);
-  if (params.width <= 4 * 32 * max_warps(4)) return launch_rms_norm<4>(params, stream);
-  if (params.width <= 8 * 32 * max_warps(8)) return launch_rms_norm<8>(params, stream);
-  return launch_rms_norm<16>(params, stream);
+  if (params.exchange != nullptr && params.exchange->plan.norm_blocks > 0) {
+    return take_norm_cuda(params, stream);
+  }
+  switch (cuda::chain_columns(params.width)) {
+    case 4:
+      return launch_rms_norm<4>(params, stream);
+    case 8:
+      return launch_rms_norm<8>(params, stream);
+    default:
+      return launch_rms_norm<16>(params, stream);
+  }
 }
 
 }  // namespace openspec

@@ -36,6 +36,22 @@ const Shape& product_named(const std::string& name) {
   throw check_test::Failure("no product " + name);
 }
 
+/// Ways to send and take that all give the same bits: the plan as it is first.
+const std::vector<ExchangePlan>& plans() {
+  static const std::vector<ExchangePlan> all = [] {
+    std::vector<ExchangePlan> plans(1);
+    for (const int norm_blocks : {0, 1, 2, 4, 8}) {
+      for (const bool sends_lines : {false, true}) {
+        plans.push_back({.norm_blocks = norm_blocks,
+                         .sends_lines = sends_lines,
+                         .adds_first = norm_blocks > 0 && norm_blocks != 2});
+      }
+    }
+    return plans;
+  }();
+  return all;
+}
+
 double seconds_of(const auto& what) {
   const auto begin = std::chrono::steady_clock::now();
   what();
@@ -54,10 +70,16 @@ TEST(ranks_have_the_bits_of_one_device) {
       Ranks ranks(num_ranks, product.slot_floats(kMaxRows));
       std::vector<int> counts = {1, 2, 7, 8, 9, 16, 24, 25, 33, 64, 65, 100, 128, 129, 200, 256};
       for (int count = 3; is_small && count < kMaxRows; count += 11) counts.push_back(count);
+      size_t turn = 0;
       for (const int num_rows : counts) {
-        product.run_whole(num_rows, nullptr);
-        product.run_ranks(ranks, num_rows, nullptr);
-        product.check_ranks_are_like_the_whole(std::to_string(num_rows) + " rows");
+        for (int i = 0; i < 3; ++i) {
+          const ExchangePlan& plan = plans()[turn++ % plans().size()];
+          ranks.follow(plan);
+          product.run_whole(num_rows, nullptr);
+          product.run_ranks(ranks, num_rows, nullptr);
+          product.check_ranks_are_like_the_whole(std::to_string(num_rows) + " rows, " +
+                                                 std::to_string(plan.norm_blocks) + " blocks");
+        }
       }
       CHECK(ranks.are_empty());
       for (int rank = 0; rank < num_ranks; ++rank) CHECK_EQ(ranks.fault(rank), 0u);
@@ -71,20 +93,30 @@ TEST(owners_have_the_bits_of_one_device) {
     for (int num_ranks = 2; num_ranks <= shape.num_splits; num_ranks *= 2) {
       for (const bool sends_residuals : {true, false}) {
         SharedProduct product(shape, num_ranks, kMaxRowsToOwners);
-        const int64_t most =
-            std::max(product.slot_floats(kMaxRowsToAll), product.slot_floats(kMaxRowsToOwners));
+        const int64_t most = std::max(product.slot_floats(kMaxRowsToAll),
+                                      product.owned_slot_floats(kMaxRowsToOwners));
         Ranks ranks(num_ranks, most);
-        for (const int num_rows : {257, 300, 509, 512, 384}) {
-          const std::string what = std::to_string(num_rows) + " rows";
+        size_t turn = 0;
+        for (const int num_rows : {257, 33, 300, 64, 509, 100, 512, 77, 128, 384, 256}) {
+          ExchangePlan plan = plans()[turn++ % plans().size()];
+          if (num_rows <= kMaxRowsToAll) plan.max_rows_to_all = kMinRowsToAll;
+          if (!sends_residuals) {  // rows keep their owners
+            plan.norm_blocks = std::max(plan.norm_blocks, 1);
+            plan.adds_first = true;
+          }
+          ranks.follow(plan);
+          const RowOwners owners = round_form(ranks[0], shape.num_splits, num_rows).owners;
+          const std::string what =
+              std::to_string(num_rows) + " rows, " + std::to_string(plan.norm_blocks) + " blocks";
           product.run_whole(num_rows, nullptr);
           product.run_owners(ranks, num_rows, sends_residuals);
           if (sends_residuals) {
             product.check_ranks_are_like_the_whole(what);
-            product.run_whole(num_rows % 61, nullptr);
-            product.run_ranks(ranks, num_rows % 61, nullptr);
+            product.run_whole(num_rows % 31, nullptr);
+            product.run_ranks(ranks, num_rows % 31, nullptr);
             product.check_ranks_are_like_the_whole("after " + what);
           }
-          product.check_owners_are_like_the_whole(num_rows, what);
+          product.check_owners_are_like_the_whole(owners, num_rows, what);
         }
         CHECK(ranks.are_empty());
         for (int rank = 0; rank < num_ranks; ++rank) CHECK_EQ(ranks.fault(rank), 0u);
@@ -195,6 +227,7 @@ TEST(exchanges_that_cannot_be_are_refused) {
   CHECK(refuses_to_send([](Exchange& e, LinearParams&) { e.rank = 2; }));
   CHECK(refuses_to_send([](Exchange& e, LinearParams&) { e.fault = nullptr; }));
   CHECK(refuses_to_send([](Exchange& e, LinearParams&) { e.slot_floats -= 4; }));
+  CHECK(refuses_to_send([](Exchange& e, LinearParams&) { e.plan.max_rows_to_all = 16; }));
   CHECK(refuses_to_send([](Exchange&, LinearParams& p) { ++p.num_rows; }));
   float sums = 0;
   CHECK(refuses_to_send([&](Exchange&, LinearParams& p) { p.partials = &sums; }));

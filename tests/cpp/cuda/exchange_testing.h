@@ -36,6 +36,10 @@ class Ranks {
 
   int size() const { return static_cast<int>(views_.size()); }
   const Exchange& operator[](int rank) const { return views_[static_cast<size_t>(rank)]; }
+  /// From the next round on.
+  void follow(const ExchangePlan& plan) {
+    for (Exchange& view : views_) view.plan = plan;
+  }
   void clear() {
     CHECK_CUDA(cudaMemset(faults_.data(), 0, faults_.bytes()));
     for (const Exchange& view : views_) CHECK_CUDA(clear_exchange_cuda(view, nullptr));
@@ -83,8 +87,13 @@ class SharedProduct {
 
   const Shape& shape() const { return whole_.shape(); }
   int num_ranks() const { return static_cast<int>(shards_.size()); }
+  /// For rounds of up to so many rows, each going to all ranks, or to owners.
   int64_t slot_floats(int num_rows) const {
-    return int64_t{shape().num_splits} * inbox_rows(num_rows, num_ranks()) * shape().num_outputs;
+    return int64_t{shape().num_splits} * num_rows * shape().num_outputs;
+  }
+  int64_t owned_slot_floats(int num_rows) const {
+    const int n = num_ranks();
+    return int64_t{shape().num_splits} * ((num_rows + n - 1) / n) * shape().num_outputs;
   }
 
   /// One rank's part of a round.
@@ -140,15 +149,17 @@ class SharedProduct {
     CHECK_CUDA(cudaDeviceSynchronize());
   }
   /// Whether the ranks have one device's outputs, and of owned rows its residual.
-  void check_owners_are_like_the_whole(int num_rows, const std::string& what) const {
+  void check_owners_are_like_the_whole(const RowOwners& owners, int num_rows,
+                                       const std::string& what) const {
     const std::vector<uint16_t> residual = ends_.back()->residual.download<uint16_t>();
     const std::vector<uint16_t> out = ends_.back()->out.download<uint16_t>();
     const auto width = static_cast<size_t>(shape().num_outputs);
     for (size_t rank = 0; rank < shards_.size(); ++rank) {
       const std::vector<uint16_t> found = ends_[rank]->residual.download<uint16_t>();
       bool is_same = ends_[rank]->out.download<uint16_t>() == out;
-      for (size_t row = rank; row < static_cast<size_t>(num_rows); row += shards_.size()) {
-        const auto at = static_cast<ptrdiff_t>(row * width);
+      for (int place = 0; place < owners.rows_of(static_cast<int>(rank), num_rows); ++place) {
+        const int row = owners.row_of(static_cast<int>(rank), place);
+        const auto at = static_cast<ptrdiff_t>(static_cast<size_t>(row) * width);
         is_same = is_same &&
                   std::equal(found.begin() + at, found.begin() + at + static_cast<ptrdiff_t>(width),
                              residual.begin() + at);
