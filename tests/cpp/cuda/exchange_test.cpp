@@ -63,6 +63,7 @@ double seconds_of(const auto& what) {
 
 // The numbers of rows follow each other without a pause, so the slots go round, too.
 TEST(ranks_have_the_bits_of_one_device) {
+  size_t turn = 0;
   for (const Shape& shape : products()) {
     const bool is_small = shape.num_outputs <= 320;
     for (int num_ranks = 1; num_ranks <= shape.num_splits; num_ranks *= 2) {
@@ -70,16 +71,13 @@ TEST(ranks_have_the_bits_of_one_device) {
       Ranks ranks(num_ranks, product.slot_floats(kMaxRows));
       std::vector<int> counts = {1, 2, 7, 8, 9, 16, 24, 25, 33, 64, 65, 100, 128, 129, 200, 256};
       for (int count = 3; is_small && count < kMaxRows; count += 11) counts.push_back(count);
-      size_t turn = 0;
       for (const int num_rows : counts) {
-        for (int i = 0; i < 3; ++i) {
-          const ExchangePlan& plan = plans()[turn++ % plans().size()];
-          ranks.follow(plan);
-          product.run_whole(num_rows, nullptr);
-          product.run_ranks(ranks, num_rows, nullptr);
-          product.check_ranks_are_like_the_whole(std::to_string(num_rows) + " rows, " +
-                                                 std::to_string(plan.norm_blocks) + " blocks");
-        }
+        const ExchangePlan& plan = plans()[turn++ % plans().size()];
+        ranks.follow(plan);
+        product.run_whole(num_rows, nullptr);
+        product.run_ranks(ranks, num_rows, nullptr);
+        product.check_ranks_are_like_the_whole(std::to_string(num_rows) + " rows, " +
+                                               std::to_string(plan.norm_blocks) + " blocks");
       }
       CHECK(ranks.are_empty());
       for (int rank = 0; rank < num_ranks; ++rank) CHECK_EQ(ranks.fault(rank), 0u);
@@ -89,6 +87,7 @@ TEST(ranks_have_the_bits_of_one_device) {
 
 // Rounds of few and of many rows in turn. Without residuals an owner alone knows its rows'.
 TEST(owners_have_the_bits_of_one_device) {
+  size_t turn = 0;
   for (const Shape& shape : products()) {
     for (int num_ranks = 2; num_ranks <= shape.num_splits; num_ranks *= 2) {
       for (const bool sends_residuals : {true, false}) {
@@ -96,8 +95,7 @@ TEST(owners_have_the_bits_of_one_device) {
         const int64_t most = std::max(product.slot_floats(kMaxRowsToAll),
                                       product.owned_slot_floats(kMaxRowsToOwners));
         Ranks ranks(num_ranks, most);
-        size_t turn = 0;
-        for (const int num_rows : {257, 33, 300, 64, 509, 100, 512, 77, 128, 384, 256}) {
+        for (const int num_rows : {257, 33, 300, 64, 509, 100, 512, 128}) {
           ExchangePlan plan = plans()[turn++ % plans().size()];
           if (num_rows <= kMaxRowsToAll) plan.max_rows_to_all = kMinRowsToAll;
           if (!sends_residuals) {  // rows keep their owners
