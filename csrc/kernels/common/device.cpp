@@ -1,6 +1,7 @@
 #include "kernels/common/device.h"
 
 #ifdef OPENSPEC_CUDA
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <atomic>
@@ -91,6 +92,18 @@ Use::Use(int device) : device_(device), previous_(current()) {
 }
 Use::~Use() {
   if (device_ != previous_) cudaSetDevice(previous_);
+}
+
+bool loads_eagerly() {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  check(cudaGetDriverEntryPointByVersion("cuModuleGetLoadingMode", &entry, 12000, cudaEnableDefault,
+                                         &result),
+        "cudaGetDriverEntryPointByVersion");
+  if (result != cudaDriverEntryPointSuccess) return false;
+  auto mode = CU_MODULE_LAZY_LOADING;
+  const auto get_mode = reinterpret_cast<CUresult (*)(CUmoduleLoadingMode*)>(entry);
+  return get_mode(&mode) == CUDA_SUCCESS && mode == CU_MODULE_EAGER_LOADING;
 }
 
 void enable_peers(const std::vector<int>& devices) {
@@ -226,6 +239,7 @@ int count() { no_cuda(); }
 int current() { no_cuda(); }
 Use::Use(int) { no_cuda(); }
 Use::~Use() = default;
+bool loads_eagerly() { no_cuda(); }
 void enable_peers(const std::vector<int>&) { no_cuda(); }
 void* allocate(size_t) { no_cuda(); }
 void release(void*) {}

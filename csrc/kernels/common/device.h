@@ -64,6 +64,9 @@ class Use {
  private:
   int device_ = 0, previous_ = 0;
 };
+/// Whether kernels are loaded when a device is first used, not when each is first launched, which
+/// waits for those that run (CUDA_MODULE_LOADING).
+bool loads_eagerly();
 /// Lets each of the devices read and write the memory of all others. Throws ArgumentError naming
 /// two that cannot.
 void enable_peers(const std::vector<int>& devices);

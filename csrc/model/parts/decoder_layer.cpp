@@ -335,8 +335,9 @@ void DecoderPass::norm_of_sums(const RmsNormParams& norm, bool is_read) {
     slice.residual = static_cast<std::byte*>(norm.residual) + row * norm.width * bytes;
     slice.out = static_cast<std::byte*>(norm.out) + row * out_stride * bytes;
     const void* x = static_cast<const std::byte*>(due_.x) + row * weight.num_inputs * bytes;
-    scratch_.exchange_->norm_of_sums(exec_, scratch_.linear_params(weight, x, slice.num_rows),
-                                     slice, is_read);
+    slice.num_partials = weight.num_splits;
+    scratch_.exchange_->send(exec_, scratch_.linear_params(weight, x, slice.num_rows));
+    scratch_.exchange_->take(exec_, slice, is_read);
   }
 }
 

@@ -28,11 +28,12 @@ constexpr int slot_rows(Device device, int max_rows, int num_ranks) {
 class SumExchange {
  public:
   virtual ~SumExchange() = default;
-  /// A round of at most kMaxRoundRows rows: the product of the rank's inputs, and the norm that
-  /// adds the sums of all ranks' splits. Where rows have owners, residuals of other ranks' rows are
-  /// there afterwards only if `shares_residual`. Throws if another rank has failed.
-  virtual void norm_of_sums(const ExecContext& exec, LinearParams product, RmsNormParams norm,
-                            bool shares_residual) = 0;
+  /// A round of at most kMaxRoundRows rows: the sums of the rank's splits go to all ...
+  virtual void send(const ExecContext& exec, LinearParams product) = 0;
+  /// ... and the norm adds those of all ranks, as many as `num_partials`. Where rows have owners,
+  /// residuals of other ranks' rows are there afterwards only if `shares_residual`. Throws if
+  /// another rank has failed.
+  virtual void take(const ExecContext& exec, RmsNormParams norm, bool shares_residual) = 0;
 
   // On the host ranks write to one memory; where each has its own:
   /// Memory into which others write what they share with the rank. All ranks give areas of the same

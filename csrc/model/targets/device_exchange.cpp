@@ -39,17 +39,18 @@ class DeviceExchange::Rank final : public SumExchange {
     device::synchronize(nullptr);
   }
 
-  void norm_of_sums(const ExecContext& exec, LinearParams product, RmsNormParams norm,
-                    bool shares_residual) override {
-    product.exchange = norm.exchange = &view_;
-    norm.num_partials = product.weight.num_splits;
+  void send(const ExecContext& exec, LinearParams product) override {
+    product.exchange = &view_;
+    ops::linear(exec, product);
+  }
+  void take(const ExecContext& exec, RmsNormParams norm, bool shares_residual) override {
+    norm.exchange = &view_;
     OwnedRows owned;
     if (have_owners(norm.num_rows)) {
       find_everywhere(norm.out, owned.out);
       if (shares_residual) find_everywhere(norm.residual, owned.residual);
       norm.owned = &owned;
     }
-    ops::linear(exec, product);
     ops::rms_norm(exec, norm);
   }
 
@@ -106,6 +107,9 @@ DeviceExchange::DeviceExchange(const TargetSetup& whole, std::vector<int> device
                      bytes >> 20, " MiB of each GPU, more than ", kMaxInboxBytes >> 20,
                      "; use --tensor-parallel-size 1");
   device::enable_peers(devices_);
+  OPENSPEC_CHECK_ARG(device::loads_eagerly(),
+                     "this process has used CUDA before; set CUDA_MODULE_LOADING=EAGER in its "
+                     "environment, as GPUs that share a model need it");
 
   faults_ = Buffer(devices_.size() * sizeof(uint32_t), Memory::kPinned);
   Exchange view = {.num_ranks = size(), .slot_floats = slot_floats(whole)};

@@ -37,20 +37,22 @@ class HostExchange final : public SumExchange {
  public:
   explicit HostExchange(SharedSums& sums) : sums_(sums) {}
 
-  void norm_of_sums(const ExecContext& exec, LinearParams product, RmsNormParams norm,
-                    bool) override {
+  void send(const ExecContext& exec, LinearParams product) override {
     slot_ = (slot_ + 1) % kNumSlots;
-    product.partials = sums_.memory.floats() + slot_ * sums_.slot_floats;
-    norm.delta_partials = product.partials;
-    norm.num_partials = product.weight.num_splits;
+    product.partials = slot();
     ops::linear(exec, product);
+  }
+  void take(const ExecContext& exec, RmsNormParams norm, bool) override {
     sums_.rendezvous.wait();
+    norm.delta_partials = slot();
     ops::rms_norm(exec, norm);
   }
   /// A pass begins: on all ranks with the same slot, wherever the last one ended.
   void restart() { slot_ = 0; }
 
  private:
+  float* slot() { return sums_.memory.floats() + slot_ * sums_.slot_floats; }
+
   SharedSums& sums_;
   size_t slot_ = 0;
 };
