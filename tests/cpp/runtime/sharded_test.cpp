@@ -247,6 +247,21 @@ TEST(texts_are_those_of_one_rank) {
   }
 }
 
+TEST(passes_of_many_rows_go_in_slices) {
+  const std::vector<Job> jobs = {{testing::random_prompt(1, 2 * kMaxRoundRows + 88, kVocab), {}},
+                                 {testing::random_prompt(2, 5, kVocab), {}}};
+  std::vector<Ids> expected;
+  for (const int num_ranks : {1, 2, 8}) {
+    RunnerConfig config = config_of(num_ranks, 2);
+    config.max_num_batched_tokens = config.max_model_len = 3 * kMaxRoundRows;
+    Runner runner(config, 400);
+    load_random_weights(runner);
+    const std::vector<Ids> texts = run(runner, jobs, config.max_num_batched_tokens);
+    if (num_ranks == 1) expected = texts;
+    CHECK_EQ(texts, expected);
+  }
+}
+
 TEST(drafters_read_a_head_that_is_in_shards) {
   const std::vector<Job> jobs = mixed_jobs(20, kVocab);
   const std::vector<Ids> expected = testing::plain(config_of(1, 2), jobs);
