@@ -128,7 +128,9 @@ SumExchange& DeviceExchange::rank(int rank) { return *ranks_.at(static_cast<size
 
 void DeviceExchange::fail() {
   volatile uint32_t* faults = faults_.as<uint32_t>();
-  for (int rank = 0; rank < size(); ++rank) faults[rank] = kExchangeIsOff;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (faults[rank] == 0) faults[rank] = kExchangeIsOff;  // what is there came first
+  }
 }
 
 void DeviceExchange::check() const {
