@@ -314,6 +314,30 @@ TEST(a_rank_that_fails_ends_the_step_alone) {
   }
 }
 
+TEST(inboxes_on_cuda_hold_a_round_and_have_a_limit) {
+  const auto bytes = [](int hidden_size, int num_ranks, int max_rows) {
+    TargetSpec spec;
+    spec.hidden_size = hidden_size;
+    spec.vocab_size = 4096;
+    spec.layers.assign(2, {attention_of(64, 8, 128), DenseMlpSpec{28672}});
+    return exchange_bytes_of_rank({.spec = spec,
+                                   .device = Device::kCuda,
+                                   .limits = {.max_rows = max_rows},
+                                   .rank = {.size = num_ranks}});
+  };
+  const auto expected = [](size_t rows) {
+    return kInboxSlots * 8 * rows * 8192 * sizeof(float) + sizeof(ExchangeState);
+  };
+  CHECK_EQ(bytes(8192, 1, 2048), size_t{0});
+  for (const int num_ranks : {2, 8}) {
+    CHECK_EQ(bytes(8192, num_ranks, 4), expected(4));
+    for (const int max_rows : {256, 300, 512, 2048}) {
+      CHECK_EQ(bytes(8192, num_ranks, max_rows), expected(256));
+    }
+  }
+  CHECK_THROWS(bytes(16384, 2, 2048), ArgumentError, "would take 384 MiB of each, more than 256");
+}
+
 TEST(a_rank_has_its_part_of_the_memory) {
   const MemoryPlan whole = plan_memory(config_of(1, 8));
   for (const int num_ranks : {2, 4, 8}) {
