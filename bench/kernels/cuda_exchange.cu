@@ -1,14 +1,13 @@
 // Times ordered sums on two devices of one process: a product whose splits are shared out, sent to
 // both inboxes and taken by the norm. Graphs of them that both devices replay, a thread for each.
-// Printed is, for every plan, what they take beyond the same product and norm without the other
-// device, and the floor: the bytes that the busier device receives, at the rate of plain stores
-// both ways.
+// Printed is what they take beyond the same product and norm without the other device, and the
+// floor: the bytes that the busier device receives, at the rate of plain stores both ways.
 //
 //   cmake --build build --target bench_cuda_exchange
 //   build/csrc/kernels/bench_cuda_exchange [--json FILE]
 //   build/csrc/kernels/bench_cuda_exchange --soak N
 //
-// The soak replays N graphs of every plan with random pauses before products, on the devices and
+// The soak replays N graphs of every shape with random pauses before products, on the devices and
 // between launches, and compares residuals and outputs with one device's, bit for bit.
 
 #include <chrono>
@@ -54,41 +53,10 @@ constexpr Shape kShapes[] = {{"4B o", 2560, 4096},  {"4B down", 2560, 9728},
 constexpr Shape kSoakShapes[] = {
     {"4B o", 2560, 4096}, {"14B o", 5120, 5120}, {"70B o", 8192, 8192}};
 
-/// What is measured, the way of the note first.
-std::vector<ExchangePlan> plans_of(int num_rows) {
-  std::vector<ExchangePlan> plans;
-  const auto add = [&](int rows_to_all, int norm_blocks, bool sends_lines, bool adds_first) {
-    plans.push_back({rows_to_all, norm_blocks, sends_lines, adds_first});
-  };
-  add(kMaxRowsToAll, 0, false, false);
-  if (num_rows <= kFewRows) {
-    for (const int blocks : {1, 2, 4, 8}) add(kMaxRowsToAll, blocks, true, false);
-    return plans;
-  }
-  add(kMaxRowsToAll, 0, true, false);
-  add(kMaxRowsToAll, 8, false, false);
-  for (const int blocks : {2, 4, 8}) {
-    if (num_rows <= kMaxRowsToAll) add(kMaxRowsToAll, blocks, true, false);
-    for (const bool adds_first : {false, true}) add(kMinRowsToAll, blocks, true, adds_first);
-  }
-  return plans;
-}
-std::string name_of(const ExchangePlan& plan, int num_rows) {
-  std::string name =
-      plan.norm_blocks == 0 ? "norm's own" : std::to_string(plan.norm_blocks) + " blocks";
-  if (num_rows > kFewRows) name += plan.sends_lines ? ", lines" : ", words";
-  if (num_rows > plan.max_rows_to_all)
-    name += plan.adds_first ? ", owners, first adds" : ", owners";
-  return name;
-}
-
 /// Bytes that the busier of two devices receives in a round.
-double received_bytes(const Shape& shape, const ExchangePlan& plan, int num_rows) {
-  Exchange exchange;
-  exchange.num_ranks = kRanks;
-  exchange.plan = plan;
+double received_bytes(const Shape& shape, int num_rows) {
   const int n = shape.num_splits();
-  const RoundForm form = round_form(exchange, n, num_rows);
+  const RoundForm form = round_form(kRanks, n, num_rows, shape.hidden);
   double most = 0;
   for (int rank = 0; rank < kRanks; ++rank) {
     const int num_sums = rank == 0 ? n / kRanks : n / kRanks - form.first_sum;
@@ -275,14 +243,15 @@ class Part {
 Exchange view_of(int rank) {
   static Exchange views[kRanks];
   static std::byte* memory[kRanks];
-  constexpr int64_t kSlotFloats = int64_t{kMaxSplits} * kMaxRowsToAll * 8192;
-  memory[rank] = device_array<std::byte>(exchange_bytes(kSlotFloats));
+  constexpr int kWidest = 8192;
+  const int64_t floats = slot_floats(kRanks, kMaxSplits, kMaxRows, kWidest);
+  memory[rank] = device_array<std::byte>(exchange_bytes(floats));
   meeting.wait();
   Exchange& view = views[rank];
   view.num_ranks = kRanks;
   view.rank = rank;
   for (int other = 0; other < kRanks; ++other) view.memory[other] = memory[other];
-  view.slot_floats = kSlotFloats;
+  view.slot_floats = floats;
   view.fault = device_array<uint32_t>(1);
   CHECK_CUDA(cudaMemset(view.fault, 0, sizeof(uint32_t)));
   CHECK_CUDA(clear_exchange_cuda(view, nullptr));
@@ -369,55 +338,38 @@ double round_us(const Part& part, int num_rows, const Exchange* exchange, cudaSt
   return replay_us(stream, graph, num_repeats(num_rows)) / rounds;
 }
 
-struct Timed {
-  ExchangePlan plan;
-  double us = 0, floor_us = 0;
-};
-
-/// One line of JSON for each plan, and one to read for the best.
-void report(const Shape& shape, int num_rows, double alone, const std::vector<Timed>& all,
+/// A line of JSON, and one to read.
+void report(const Shape& shape, int num_rows, double alone, double exchanged, double floor,
             std::vector<std::string>& runs) {
   char line[400];
-  Timed best = all.front();
-  for (const Timed& timed : all) {
-    if (timed.us < best.us) best = timed;
-    std::snprintf(line, sizeof line,
-                  "{\"shape\": \"%s\", \"hidden\": %d, \"num_inputs\": %d, \"num_splits\": %d, "
-                  "\"num_rows\": %d, \"plan\": \"%s\", \"alone_us\": %.2f, \"exchanged_us\": %.2f, "
-                  "\"beyond_us\": %.2f, \"floor_us\": %.2f}",
-                  shape.name, shape.hidden, shape.num_inputs, shape.num_splits(), num_rows,
-                  name_of(timed.plan, num_rows).c_str(), alone, timed.us, timed.us - alone,
-                  timed.floor_us);
-    runs.emplace_back(line);
-    std::printf("  %-34s %7.2f  beyond %7.2f  floor %6.2f\n", name_of(timed.plan, num_rows).c_str(),
-                timed.us, timed.us - alone, timed.floor_us);
-  }
-  const double was = all.front().us - alone, is = best.us - alone;
+  std::snprintf(line, sizeof line,
+                "{\"shape\": \"%s\", \"hidden\": %d, \"num_inputs\": %d, \"num_splits\": %d, "
+                "\"num_rows\": %d, \"alone_us\": %.2f, \"exchanged_us\": %.2f, "
+                "\"beyond_us\": %.2f, \"floor_us\": %.2f}",
+                shape.name, shape.hidden, shape.num_inputs, shape.num_splits(), num_rows, alone,
+                exchanged, exchanged - alone, floor);
+  runs.emplace_back(line);
   std::printf(
-      "%s (%d x %d, %d splits), %d rows: alone %.2f, best %s: beyond %.2f (was %.2f), %.1f of its "
-      "floor\n",
-      shape.name, shape.hidden, shape.num_inputs, shape.num_splits(), num_rows, alone,
-      name_of(best.plan, num_rows).c_str(), is, was, is / best.floor_us);
+      "%s (%d x %d, %d splits), %d rows: alone %.2f, exchanged %.2f, beyond %.2f, floor "
+      "%.2f\n",
+      shape.name, shape.hidden, shape.num_inputs, shape.num_splits(), num_rows, alone, exchanged,
+      exchanged - alone, floor);
   std::fflush(stdout);
 }
 
 void measure(int rank, std::vector<std::string>& runs) {
   const cudaStream_t stream = stream_of_device(rank);
-  Exchange view = view_of(rank);
+  const Exchange view = view_of(rank);
   const double rate = link_bytes_per_us(view, stream);
   if (rank == 0) std::printf("stores both ways: %.3f TB/s each\n", rate / 1e6);
   for (const Shape& shape : kShapes) {
     const Part part(shape, rank, kRanks);
     for (const int num_rows : kRows) {
       const double alone = round_us(part, num_rows, nullptr, stream);
-      std::vector<Timed> all;
-      for (const ExchangePlan& plan : plans_of(num_rows)) {
-        view.plan = plan;
-        const double us = round_us(part, num_rows, &view, stream);
-        check_fault(view);
-        all.push_back({plan, us, received_bytes(shape, plan, num_rows) / rate});
-      }
-      if (rank == 0) report(shape, num_rows, alone, all, runs);
+      const double exchanged = round_us(part, num_rows, &view, stream);
+      check_fault(view);
+      const double floor = received_bytes(shape, num_rows) / rate;
+      if (rank == 0) report(shape, num_rows, alone, exchanged, floor, runs);
     }
     meeting.wait();  // until nobody writes to the part
   }
@@ -441,8 +393,8 @@ void enqueue_soak(const Part& part, const Part& whole, int num_rows, const Excha
   }
 }
 
-/// Replays graphs of a plan and says how many bits differ.
-void soak_plan(const Part& part, const Part& whole, const Shape& shape, int num_rows,
+/// Replays graphs and says how many bits differ.
+void soak_rows(const Part& part, const Part& whole, const Shape& shape, int num_rows,
                const Exchange& view, int num_graphs, uint32_t* num_differences,
                cudaStream_t stream) {
   std::mt19937 random(static_cast<uint32_t>(view.rank));
@@ -459,16 +411,15 @@ void soak_plan(const Part& part, const Part& whole, const Shape& shape, int num_
   uint32_t count = 0;
   CHECK_CUDA(cudaMemcpy(&count, num_differences, sizeof count, cudaMemcpyDeviceToHost));
   CHECK_CUDA(cudaGraphExecDestroy(graph));
-  std::printf("%s, %d rows, %s, rank %d: %d rounds, %u other bits than one device's\n", shape.name,
-              num_rows, name_of(view.plan, num_rows).c_str(), view.rank, num_graphs * kRounds,
-              count);
+  std::printf("%s, %d rows, rank %d: %d rounds, %u other bits than one device's\n", shape.name,
+              num_rows, view.rank, num_graphs * kRounds, count);
   std::fflush(stdout);
   if (count != 0) std::exit(1);
 }
 
 void soak(int rank, int num_graphs) {
   const cudaStream_t stream = stream_of_device(rank);
-  Exchange view = view_of(rank);
+  const Exchange view = view_of(rank);
   auto* num_differences = device_array<uint32_t>(1);
   for (const Shape& shape : kSoakShapes) {
     const Part part(shape, rank, kRanks), whole(shape, 0, 1);
@@ -478,10 +429,7 @@ void soak(int rank, int num_graphs) {
         whole.enqueue(round, num_rows, nullptr, false, stream);
       }
       CHECK_CUDA(cudaStreamSynchronize(stream));
-      for (const ExchangePlan& plan : plans_of(num_rows)) {
-        view.plan = plan;
-        soak_plan(part, whole, shape, num_rows, view, num_graphs, num_differences, stream);
-      }
+      soak_rows(part, whole, shape, num_rows, view, num_graphs, num_differences, stream);
     }
     meeting.wait();
   }

@@ -28,7 +28,6 @@ struct Outbox {
   int rank = 0, num_others = 0;
   float* others[kMaxRanks - 1] = {};
   RoundForm form = {};
-  bool sends_lines = false;
 
   /// Whether this rank sends the sum of its splits in place of theirs.
   __host__ __device__ bool adds_splits() const { return form.first_sum > 0 && rank == 0; }
@@ -49,13 +48,12 @@ inline Inbox own_inbox(const Exchange& exchange) {
   return {inbox_words(exchange, exchange.rank), state_of(exchange, exchange.rank),
           exchange.slot_floats, exchange.fault, exchange.deadline_ns};
 }
-inline Outbox outbox_of(const Exchange& exchange, int num_splits, int num_rows) {
+inline Outbox outbox_of(const Exchange& exchange, int num_splits, int num_rows, int width) {
   Outbox outbox = {own_inbox(exchange), exchange.rank, exchange.num_ranks - 1};
   for (int i = 0; i < outbox.num_others; ++i) {
     outbox.others[i] = inbox_words(exchange, (exchange.rank + 1 + i) % exchange.num_ranks);
   }
-  outbox.form = round_form(exchange, num_splits, num_rows);
-  outbox.sends_lines = exchange.plan.sends_lines;
+  outbox.form = round_form(exchange.num_ranks, num_splits, num_rows, width);
   return outbox;
 }
 
@@ -123,19 +121,11 @@ __device__ __forceinline__ void send(const Outbox& outbox, int row, float* own, 
   store_word(words + at, word);
 }
 
-/// Four words of the own inbox, as they are now.
-__device__ __forceinline__ uint4 load_words(const float* at) {
-  uint4 words;
-  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-               : "l"(at)
-               : "memory");
-  return words;
-}
 __device__ __forceinline__ bool is_whole(const uint4& words) {
   return max(max(words.x, words.y), max(words.z, words.w)) != kEmptyWord;
 }
-/// Loads them where they are not whole, so that all of a thread's are under way together.
+/// Loads four words of the own inbox, as they are now, where they are not whole. There is no
+/// branch, so that all of a thread's are under way together.
 __device__ __forceinline__ void load_missing(const float* at, uint4& words) {
   const int is_missing = !is_whole(words);
   asm volatile(

@@ -9,11 +9,11 @@ namespace openspec {
 
 inline constexpr int kMaxRanks = 8;
 inline constexpr int kInboxSlots = 3;
-/// Up to so many rows every rank takes all sums of a round and norms all rows. Beyond, the sums of
-/// a row go to one rank alone, its *owner*, who norms it and sends the result to all.
-inline constexpr int kMaxRowsToAll = 256;
+// Of few rows every rank takes all sums of a round and norms all rows. Of more (`have_owners`) the
+// sums of a row go to one rank alone, its *owner*, who norms it and sends the result to all.
+inline constexpr int kMinRowsToAll = 32;      // however wide
+inline constexpr int kMaxRowsToAll = 256;     // however narrow
 inline constexpr int kMaxRowsToOwners = 512;  // of a round
-inline constexpr int kMinRowsToAll = 32;      // that a plan may name
 
 /// Which rank owns a row. Of every `period` rows each rank has one, and the last rank those that
 /// are left.
@@ -49,16 +49,6 @@ struct RowOwners {
   }
 };
 
-/// How rounds are sent and taken: what is measured against each other. All ranks have the same.
-struct ExchangePlan {
-  int max_rows_to_all = kMaxRowsToAll;
-  /// Blocks of threads that take a row: 1, 2, 4 or 8, a cluster. 0: one, by the norm's own kernel.
-  int norm_blocks = 8;
-  bool sends_lines = true;  // wgmma's sums pass through shared memory: 256 bytes of a row together
-  /// Where rows have owners: the first rank adds its own splits' sums, and owns fewer rows.
-  bool adds_first = true;
-};
-
 /// The ranks of a model on CUDA, as one of them sees them: where sums for each are sent, and where
 /// its own arrive. A *round* is one product whose sums are exchanged: every rank sends its splits'
 /// sums to the inboxes (LinearParams::exchange), then each takes what came into its own
@@ -84,7 +74,6 @@ struct Exchange {
   int64_t slot_floats = 0;                // a multiple of 4
   uint32_t* fault = nullptr;              // in device memory or pinned: see kExchangeIsLate
   uint64_t deadline_ns = 10'000'000'000;  // that a kernel waits at most
-  ExchangePlan plan = {};
 };
 
 /// What a kernel writes to `fault` when something has not come in time. It then ends with wrong
@@ -112,11 +101,16 @@ constexpr size_t exchange_bytes(int64_t slot_floats) {
   return static_cast<size_t>(kInboxSlots * slot_floats) * sizeof(float) + sizeof(ExchangeState);
 }
 
-constexpr bool have_owners(int num_rows) { return num_rows > kMaxRowsToAll; }
+/// Splits that products of so many outputs mostly have. Who owns a row follows from this, not from
+/// the product at hand: a row that one product leaves with its owner is there for the next.
+constexpr int usual_splits(int width) { return width >= 5120 ? 8 : 4; }
 
-/// Rows whose sums come into one inbox, at most: a slot of so many rows of every split is enough.
-constexpr int inbox_rows(int num_rows, int num_ranks) {
-  return have_owners(num_rows) ? (num_rows + num_ranks - 1) / num_ranks : num_rows;
+/// Whether rows of a round have owners. An owner gets its rows' sums alone, 1 / num_ranks of them,
+/// but results take a second way: worth it where the sums are more than 6 MiB.
+constexpr bool have_owners(int num_rows, int width) {
+  constexpr int64_t kMaxSumsToAll = int64_t{3} << 19;
+  if (num_rows <= kMinRowsToAll || num_rows > kMaxRowsToAll) return num_rows > kMaxRowsToAll;
+  return int64_t{usual_splits(width)} * num_rows * width > kMaxSumsToAll;
 }
 
 /// What a round of `num_splits` splits is like, the same on every rank.
@@ -128,14 +122,17 @@ struct RoundForm {
 
   OPENSPEC_HD constexpr int num_sums(int num_splits) const { return num_splits - first_sum; }
 };
-constexpr RoundForm round_form(const Exchange& exchange, int num_splits, int num_rows) {
-  const int n = exchange.num_ranks;
-  if (num_rows <= exchange.plan.max_rows_to_all || n < 1) return {{}, 0, num_rows};
+constexpr RoundForm round_form(int num_ranks, int num_splits, int num_rows, int width) {
+  // One block then multiplies all splits of the first rank, which pays where there are enough tiles
+  // of rows for all multiprocessors.
+  constexpr int kMinRowsAdded = 129;
+  const int n = num_ranks;
+  if (!have_owners(num_rows, width)) return {{}, 0, num_rows};
   RoundForm form = {{n, n - 1}, 0, 0};
-  if (exchange.plan.adds_first && num_splits > n) {
-    form.first_sum = num_splits / n - 1;
-    // Of two ranks the first one gets num_splits / 2 sums of each of its rows, the other one sum.
-    if (n == 2) form.owners.period = num_splits / 2 + 1;
+  if (num_rows >= kMinRowsAdded) {
+    if (num_splits > n) form.first_sum = num_splits / n - 1;
+    // Of two ranks the first one gets half of the sums of each of its rows, the other one sum.
+    if (n == 2) form.owners.period = usual_splits(width) / 2 + 1;
   }
   for (int rank = 0; rank < n; ++rank) {
     const int rows = form.owners.rows_of(rank, num_rows);
@@ -144,15 +141,25 @@ constexpr RoundForm round_form(const Exchange& exchange, int num_splits, int num
   return form;
 }
 
+/// Floats of a slot for every round of up to `max_rows` rows and `max_splits` splits.
+constexpr int64_t slot_floats(int num_ranks, int max_splits, int max_rows, int width) {
+  int most = 0;
+  for (int num_rows = 1; num_rows <= max_rows; ++num_rows) {
+    const RoundForm form = round_form(num_ranks, max_splits, num_rows, width);
+    const int rows = form.num_sums(max_splits) * form.inbox_rows;
+    most = rows > most ? rows : most;
+  }
+  return int64_t{most} * width;
+}
+
 /// Whether the view is whole and a round of these sums fits a slot.
 constexpr bool is_legal_round(const Exchange& exchange, int num_splits, int num_rows, int width) {
   const int n = exchange.num_ranks;
   if ((n != 1 && n != 2 && n != 4 && n != 8) || exchange.rank < 0 || exchange.rank >= n ||
-      exchange.fault == nullptr || exchange.slot_floats % 4 != 0 || num_rows > kMaxRowsToOwners ||
-      exchange.plan.max_rows_to_all < kMinRowsToAll) {
+      exchange.fault == nullptr || exchange.slot_floats % 4 != 0 || num_rows > kMaxRowsToOwners) {
     return false;
   }
-  const RoundForm form = round_form(exchange, num_splits, num_rows);
+  const RoundForm form = round_form(n, num_splits, num_rows, width);
   return int64_t{form.num_sums(num_splits)} * form.inbox_rows * width <= exchange.slot_floats;
 }
 

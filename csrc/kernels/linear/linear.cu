@@ -253,8 +253,9 @@ bool linear_stream_has_registers(const LinearParams& params) {
 
 int linear_stream(const LinearParams& params, void* stream, const StreamPlan& plan) {
   if (params.exchange == nullptr) return launch_stream(params, StreamGeometry{}, stream, plan);
+  const PackedLinear& weight = params.weight;
   const ExchangeGeometry geometry = {
-      {}, outbox_of(*params.exchange, params.weight.num_splits, params.num_rows)};
+      {}, outbox_of(*params.exchange, weight.num_splits, params.num_rows, weight.num_outputs)};
   return launch_stream(params, geometry, stream, plan);
 }
 
@@ -273,7 +274,9 @@ bool has_legal_exchange(const LinearParams& params) {
   }
   // The first rank has those that are added before others'.
   const SplitRange own = weight.own_splits();
-  const int first_sum = round_form(exchange, weight.num_splits, params.num_rows).first_sum;
+  const int first_sum =
+      round_form(exchange.num_ranks, weight.num_splits, params.num_rows, weight.num_outputs)
+          .first_sum;
   return first_sum == 0 ||
          (exchange.rank == 0 ? own.begin == 0 && own.end == first_sum + 1 : own.begin > first_sum);
 }

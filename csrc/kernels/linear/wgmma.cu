@@ -56,10 +56,15 @@ int stage_bytes(const WgmmaPlan& plan) {
   return plan.tile_units * kUnitBytes + plan.tile_rows * kRowBytes;
 }
 
+Outbox outbox_of(const LinearParams& params) {
+  const PackedLinear& weight = params.weight;
+  return cuda::outbox_of(*params.exchange, weight.num_splits, params.num_rows, weight.num_outputs);
+}
+
 /// Whether the sums of splits stay apart.
 bool are_apart(const LinearParams& params) {
   if (params.exchange == nullptr) return params.partials != nullptr;
-  return !outbox_of(*params.exchange, params.weight.num_splits, params.num_rows).adds_splits();
+  return !outbox_of(params).adds_splits();
 }
 
 /// Splits whose sums stay apart, or one for all of them.
@@ -261,9 +266,7 @@ WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
 
 int linear_wgmma_as(const WgmmaPlan& plan, const LinearParams& params, void* stream) {
   if (params.exchange == nullptr) return launch_plan(plan, params, Job{}, stream);
-  const ExchangeJob job = {{},
-                           outbox_of(*params.exchange, params.weight.num_splits, params.num_rows)};
-  return launch_plan(plan, params, job, stream);
+  return launch_plan(plan, params, ExchangeJob{{}, outbox_of(params)}, stream);
 }
 
 int linear_wgmma(const LinearParams& params, void* stream) {

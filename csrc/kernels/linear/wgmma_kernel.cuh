@@ -112,27 +112,9 @@ __device__ __forceinline__ void store(const float (&sums)[kCount], uint32_t at) 
   for (int i = 0; i < kCount; i += 4) wgmma::store_floats(at + i * (kGroupThreads * 4), &sums[i]);
 }
 
-/// As write_f32, to the inboxes of ranks. `to.out` lies in slot 0 of the own one.
-template <int kRows>
-__device__ __forceinline__ void send_f32(const GroupOutput& to, const Outbox& outbox, int64_t slot,
-                                         const float (&sums)[kRows / 2]) {
-  const int warp = to.thread / 32;
-  const int lane = to.thread % 32;
-  if (warp >= to.num_units) return;
-  const int output = (to.first_unit + warp) * kLinearUnit + lane / 4;
-  float* out = static_cast<float*>(to.out) + slot + output;
-#pragma unroll
-  for (int i = 0; i < kRows / 4; ++i) {
-    const int row = to.first_row + lane % 4 * 2 + i / 2 * 8 + i % 2;
-    if (row >= to.num_rows) continue;
-    float* at = out + outbox.inbox_row(row) * to.row_stride;
-    send(outbox, row, at, word_of(sums[i / 2 * 4 + i % 2]));
-    send(outbox, row, at + kLinearUnit / 2, word_of(sums[i / 2 * 4 + i % 2 + 2]));
-  }
-}
-
-/// As send_f32, turned round in shared memory 32 rows at a time: half a warp sends the 256 bytes
-/// that a row has of the group's outputs, for a link carries whole lines best.
+/// Sends a tile's sums to the slot that begins at `slot`. They are turned round in shared memory 32
+/// rows at a time: half a warp sends the 256 bytes that a row has of the group's outputs, for a
+/// link carries whole lines best.
 template <int kRows>
 __device__ __forceinline__ void send_lines(const GroupOutput& to, const Outbox& outbox,
                                            int64_t slot, const float (&sums)[kRows / 2]) {
@@ -227,11 +209,7 @@ __device__ __forceinline__ void multiply_tiles(const JobType& job, const Ring& r
     // it for the one before.
     wgmma::sync_group(group);
     if constexpr (kIsSent<JobType>) {
-      if (job.to.sends_lines) {
-        send_lines<kRows>(to, job.to, slot, sums);
-      } else {
-        send_f32<kRows>(to, job.to, slot, sums);
-      }
+      send_lines<kRows>(to, job.to, slot, sums);
     } else if (job.is_f32) {
       write_f32<kRows>(to, sums);
     } else if (job.is_swiglu) {

@@ -36,10 +36,6 @@ class Ranks {
 
   int size() const { return static_cast<int>(views_.size()); }
   const Exchange& operator[](int rank) const { return views_[static_cast<size_t>(rank)]; }
-  /// From the next round on.
-  void follow(const ExchangePlan& plan) {
-    for (Exchange& view : views_) view.plan = plan;
-  }
   void clear() {
     CHECK_CUDA(cudaMemset(faults_.data(), 0, faults_.bytes()));
     for (const Exchange& view : views_) CHECK_CUDA(clear_exchange_cuda(view, nullptr));
@@ -87,13 +83,12 @@ class SharedProduct {
 
   const Shape& shape() const { return whole_.shape(); }
   int num_ranks() const { return static_cast<int>(shards_.size()); }
-  /// For rounds of up to so many rows, each going to all ranks, or to owners.
-  int64_t slot_floats(int num_rows) const {
-    return int64_t{shape().num_splits} * num_rows * shape().num_outputs;
+  /// For rounds of up to so many rows.
+  int64_t slot_floats(int max_rows) const {
+    return openspec::slot_floats(num_ranks(), shape().num_splits, max_rows, shape().num_outputs);
   }
-  int64_t owned_slot_floats(int num_rows) const {
-    const int n = num_ranks();
-    return int64_t{shape().num_splits} * ((num_rows + n - 1) / n) * shape().num_outputs;
+  RoundForm form(int num_rows) const {
+    return round_form(num_ranks(), shape().num_splits, num_rows, shape().num_outputs);
   }
 
   /// One rank's part of a round.
@@ -149,8 +144,8 @@ class SharedProduct {
     CHECK_CUDA(cudaDeviceSynchronize());
   }
   /// Whether the ranks have one device's outputs, and of owned rows its residual.
-  void check_owners_are_like_the_whole(const RowOwners& owners, int num_rows,
-                                       const std::string& what) const {
+  void check_owners_are_like_the_whole(int num_rows, const std::string& what) const {
+    const RowOwners owners = form(num_rows).owners;
     const std::vector<uint16_t> residual = ends_.back()->residual.download<uint16_t>();
     const std::vector<uint16_t> out = ends_.back()->out.download<uint16_t>();
     const auto width = static_cast<size_t>(shape().num_outputs);
@@ -177,6 +172,10 @@ class SharedProduct {
              std::to_string(num_ranks()) + ", " + what + ": other bits than one device's");
       }
     }
+  }
+  /// All residuals as they were at first.
+  void start_again() {
+    for (const std::unique_ptr<End>& end : ends_) end->residual.upload(residual_);
   }
   /// The value of activation (0, 0) of all.
   void set_first_x(uint16_t value) {
