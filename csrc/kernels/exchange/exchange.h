@@ -123,13 +123,13 @@ struct RoundForm {
   OPENSPEC_HD constexpr int num_sums(int num_splits) const { return num_splits - first_sum; }
 };
 constexpr RoundForm round_form(int num_ranks, int num_splits, int num_rows, int width) {
-  // One block then multiplies all splits of the first rank, which pays where there are enough tiles
-  // of rows for all multiprocessors.
-  constexpr int kMinRowsAdded = 129;
+  // One block then multiplies all splits of the first rank, which pays where tiles of rows and
+  // outputs alone are enough for all multiprocessors.
+  constexpr int64_t kMaxOutputsApart = int64_t{9} << 16;
   const int n = num_ranks;
   if (!have_owners(num_rows, width)) return {{}, 0, num_rows};
   RoundForm form = {{n, n - 1}, 0, 0};
-  if (num_rows >= kMinRowsAdded) {
+  if (int64_t{num_rows} * width > kMaxOutputsApart) {
     if (num_splits > n) form.first_sum = num_splits / n - 1;
     // Of two ranks the first one gets half of the sums of each of its rows, the other one sum.
     if (n == 2) form.owners.period = usual_splits(width) / 2 + 1;
