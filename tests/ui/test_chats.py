@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -108,6 +109,25 @@ def test_rename_and_delete(visit: Callable[..., Visit], scripted: RunningServer)
     one.page.click("#chat-all")
     assert not stored(one) and one.page.is_visible("#chat-new")
     assert one.page.evaluate("document.activeElement.id") == "chat-new"
+
+
+def test_a_file_becomes_one_of_the_list(
+    visit: Callable[..., Visit], scripted: RunningServer, tmp_path: Path
+) -> None:
+    one = visit(scripted.url)
+    one.ask("first")
+    act(one, "Rename", "first", "a name")
+    with one.page.expect_download() as download:
+        one.page.click("#save")
+    download.value.save_as(tmp_path / "run.json")
+    one.page.click("#clear")
+    one.ask("second")
+    one.page.set_input_files("#file", tmp_path / "run.json")
+    one.page.wait_for_selector('.asked:text-is("first")')
+    assert titles(one) == ["a name", "second", "a name"]
+    one.page.reload()
+    one.settle()
+    assert one.page.inner_text(".asked") == "first"
 
 
 def test_the_oldest_goes_where_there_are_too_many(

@@ -250,7 +250,8 @@ async function copyCurl() {
 function save() {
   const turns = page.turns[page.mode];
   if (!turns.length) { note("There is no run yet."); return; }
-  const saved = { format: "openspec-run-1", mode: page.mode, title: page.chat.title, server: page.info, turns };
+  const saved = { format: "openspec-run-1", mode: page.mode, server: page.info, turns };
+  if (page.mode === "chat") saved.title = page.chat.title;
   const url = URL.createObjectURL(new Blob([JSON.stringify(saved)], { type: "application/json" }));
   const link = make("a");
   link.href = url;
