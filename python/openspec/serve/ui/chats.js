@@ -59,7 +59,7 @@ function newChat(title = "") {
 function keepChat(turns = page.turns.chat) {
   if (!turns.length) return;
   const { chat } = page;
-  chat.title ||= [...turns[0].asked.trim().split("\n")[0]].slice(0, 80).join("");
+  chat.title ||= [...turns[0].asked.trim().split("\n")[0]].slice(0, 80).join("") || "\u2026";
   const lean = turns.map((turn) => turn === turns.at(-1) ? turn : { ...turn, runs: turn.runs.map((run) => ({ ...run, body: null })) });
   storeChats([{ ...chat, at: Date.now(), turns: lean }, ...storedChats().filter(({ id }) => id !== chat.id)]);
   remember(OPEN_KEY, chat.id);
