@@ -123,7 +123,7 @@ def load_engine(
 
 def _log_plan(planned: PlannedEngine) -> None:
     plan, wanted = planned.memory, planned.runner
-    if wanted.tensor_parallel_size > 1:
+    if wanted.tensor_parallel_size > 1 and planned.device.is_host:
         logger.info(
             "%d ranks on %s are a reference: the same text as one, and no sooner",
             wanted.tensor_parallel_size,
