@@ -86,7 +86,7 @@ class EngineConfig:
     """CPU threads of the engine. Default: the CPUs that this process may use."""
     tensor_parallel_size: int = number(1, 1, max(TENSOR_PARALLEL_SIZES))
     """Ranks that share the model between them, 1, 2, 4 or 8, each with its part of every matrix.
-    The text is that of one. On cpu each rank has threads of its own; cuda takes 1 so far."""
+    The text is that of one. On cuda each rank has a GPU, on cpu threads of its own."""
     enable_prefix_caching: bool = True
     """Keep KV pages of finished requests for prompts that begin alike."""
     seed: int | None = number(None, -(1 << 63), (1 << 63) - 1)

@@ -135,8 +135,8 @@ def _groups(
     _check_whole(devices, num_ranks, environ)
     if len(devices) < num_replicas * num_ranks:
         raise ConfigError(
-            f"{_shown(num_ranks)} and replicas {num_replicas} take {num_replicas * num_ranks} GPUs, of which "
-            f"there are {len(devices)}: {','.join(devices)}; lower one of the two"
+            f"{_shown(num_ranks)} and replicas {num_replicas} take {num_replicas * num_ranks} "
+            f"GPUs, of which there are {len(devices)}: {','.join(devices)}; lower one of the two"
         )
     groups = neighbours(links_between(devices), num_ranks, num_replicas)
     if not groups:

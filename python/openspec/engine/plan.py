@@ -88,9 +88,9 @@ def plan_engine(
     share, phases = share or Share(), phases or Phases()
     config.check()
     num_ranks = config.tensor_parallel_size
-    if num_ranks > 1:
-        # A kernel that is loaded when it is first launched waits for all others of its device, which
-        # may wait for those of another rank. CUDA reads this when it is first used.
+    if num_ranks > 1 and config.device != "cpu":
+        # A kernel that is loaded when it is first launched waits for all others of its device,
+        # which may wait for those of another rank. CUDA reads this when it is first used.
         os.environ[MODULE_LOADING] = "EAGER"
     device = choose_device(config.device, _C.why_no_cuda())
     if device is CUDA and num_ranks > 1:
