@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from bench.random_target import PUBLISHED, write_random_target
 
+from openspec import _C
 from openspec.config import EMBEDDED_MODEL
 from openspec.drafters import available_drafters
 from openspec.errors import ConfigError
@@ -52,10 +53,19 @@ EACH_DRAFTER = [
 ]
 
 
+ON_GPUS = ("test_crowded", "test_faults", "test_grammars")
+"""Of targets that CUDA computes, in numbers of ranks that are given."""
+
+
 @pytest.fixture(autouse=True)
-def on_the_host() -> None:
-    if harness.DEVICE != "cpu":
-        pytest.skip("on CUDA an engine has one rank")
+def a_device_for_each_rank(request: pytest.FixtureRequest) -> None:
+    if harness.DEVICE == "cpu":
+        return
+    if request.function.__name__ not in ON_GPUS:
+        pytest.skip("for ranks on CPU threads")
+    num_ranks = request.node.callspec.params["num_ranks"]
+    if num_ranks > len(_C.cuda_device_names()):
+        pytest.skip(f"needs {num_ranks} CUDA devices")
 
 
 def new_folder() -> Path:

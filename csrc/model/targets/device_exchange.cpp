@@ -27,9 +27,7 @@ struct Area {
 
 class DeviceExchange::Rank final : public SumExchange {
  public:
-  Rank(const DeviceExchange& all, int64_t slot_floats) : all_(all) {
-    memory_ = Buffer(exchange_bytes(slot_floats), Memory::kDevice);
-  }
+  Rank(const DeviceExchange& all, size_t bytes) : all_(all), memory_(bytes, Memory::kDevice) {}
 
   std::byte* memory() { return memory_.at(0); }
   void set_view(const Exchange& view) { view_ = view; }
@@ -104,9 +102,6 @@ DeviceExchange::DeviceExchange(const TargetSetup& whole, std::vector<int> device
   OPENSPEC_CHECK_ARG(size() == whole.rank.size, "tensor_parallel_size is ", whole.rank.size,
                      ", of ", size(), " devices");
   const size_t bytes = device_exchange_bytes(whole);
-  OPENSPEC_CHECK_ARG(bytes <= kMaxInboxBytes + sizeof(ExchangeState), "the exchange of sums takes ",
-                     bytes >> 20, " MiB of each GPU, more than ", kMaxInboxBytes >> 20,
-                     "; use --tensor-parallel-size 1");
   device::enable_peers(devices_);
   OPENSPEC_CHECK_ARG(device::loads_eagerly(),
                      "this process has used CUDA before; set CUDA_MODULE_LOADING=EAGER in its "
@@ -117,7 +112,7 @@ DeviceExchange::DeviceExchange(const TargetSetup& whole, std::vector<int> device
   view.deadline_ns = deadline_ns_;
   for (int rank = 0; rank < size(); ++rank) {
     const device::Use use(device(rank));
-    ranks_.push_back(std::make_unique<Rank>(*this, view.slot_floats));
+    ranks_.push_back(std::make_unique<Rank>(*this, bytes));
     view.memory[rank] = ranks_.back()->memory();
   }
   for (view.rank = 0; view.rank < size(); ++view.rank) {
@@ -133,7 +128,9 @@ SumExchange& DeviceExchange::rank(int rank) { return *ranks_.at(static_cast<size
 
 void DeviceExchange::fail() {
   volatile uint32_t* faults = faults_.as<uint32_t>();
-  for (int rank = 0; rank < size(); ++rank) faults[rank] = kExchangeIsOff;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (faults[rank] == 0) faults[rank] = kExchangeIsOff;  // what is there came first
+  }
 }
 
 void DeviceExchange::check() const {
@@ -159,7 +156,12 @@ void DeviceExchange::clear() {
 }
 
 size_t device_exchange_bytes(const TargetSetup& whole) {
-  return exchange_bytes(slot_floats(whole));
+  const size_t bytes = exchange_bytes(slot_floats(whole));
+  OPENSPEC_CHECK_ARG(bytes <= kMaxInboxBytes + sizeof(ExchangeState),
+                     "the sums that GPUs send each ", "other would take ", bytes >> 20,
+                     " MiB of each, more than ", kMaxInboxBytes >> 20,
+                     "; a target so wide cannot be shared by ranks");
+  return bytes;
 }
 
 std::vector<std::unique_ptr<TargetModel>> make_ranks(const TargetSetup& whole,

@@ -47,7 +47,7 @@ class DeviceExchange {
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
-/// Bytes that a DeviceExchange takes on each device.
+/// Bytes that a DeviceExchange takes on each device. Throws ArgumentError if they are too many.
 size_t device_exchange_bytes(const TargetSetup& whole);
 
 /// The ranks among which `whole` is shared, each on its device of the exchange. All run the same

@@ -146,12 +146,19 @@ def _log_ready(info: EngineInfo, phases: Phases) -> None:
         info.startup_seconds,
         info.model,
         info.dtype,
-        f"{info.device} ({_C.cuda_device_name()})" if info.device == CUDA.name else info.device,
+        _devices(info),
         info.method,
         info.num_speculative_tokens,
         info.max_model_len,
     )
     logger.info("start-up: %s", phases)
+
+
+def _devices(info: EngineInfo) -> str:
+    if info.device != CUDA.name:
+        return info.device
+    number = f"{info.tensor_parallel_size} x " if info.tensor_parallel_size > 1 else ""
+    return f"{info.device} ({number}{_C.cuda_device_name()})"
 
 
 def _kv_events_config(config: EngineConfig, share: Share) -> KVEventsConfig:
