@@ -17,8 +17,8 @@ inline void cpu_relax() {
 #endif
 }
 
-/// Looks whether `is_done` for 30 us, longer than the gap between two ops of a step and shorter than
-/// that between two steps, so that an idle engine burns no core. Returns what it said last.
+/// Looks whether `is_done` for 30 us: longer than the gap between two ops of a step and shorter
+/// than that between two steps, so that an idle engine burns no core. Returns what it said last.
 template <typename IsDone>
 bool spin_until(const IsDone& is_done) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(30);

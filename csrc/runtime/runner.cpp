@@ -57,9 +57,8 @@ RecordPlan plan_records(const RunnerConfig& config, const DrafterNeeds& needs) {
 /// Null where all is on one device.
 std::unique_ptr<DeviceExchange> make_exchange(const RunnerConfig& config) {
   if (config.device == Device::kCpu || config.tensor_parallel_size == 1) return nullptr;
-  return std::make_unique<DeviceExchange>(
-      setup_of(config), config.devices,
-      static_cast<uint64_t>(1e9 * config.exchange_deadline_s));
+  return std::make_unique<DeviceExchange>(setup_of(config), config.devices,
+                                          static_cast<uint64_t>(1e9 * config.exchange_deadline_s));
 }
 
 std::optional<device::Use> use_device(const DeviceExchange* exchange, size_t rank) {

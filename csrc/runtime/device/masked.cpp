@@ -132,8 +132,8 @@ void MaskedSteps::prepare_rows(const StepShape& shape) {
   const size_t bytes = 2 * laid_out_spans_ * (1 + most_drafts(context_.config)) * sizeof(int32_t);
   if (laid_out_.bytes() < bytes) laid_out_ = Buffer(bytes, Memory::kPinned);
   if (samples_.bytes() > 0) return;
-  samples_ = Buffer(as_index(context_.config.max_num_batched_tokens) * sizeof(int32_t),
-                    Memory::kPinned);
+  samples_ =
+      Buffer(as_index(context_.config.max_num_batched_tokens) * sizeof(int32_t), Memory::kPinned);
 }
 
 void MaskedSteps::download_rows(RankStep& rank) {

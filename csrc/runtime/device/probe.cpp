@@ -22,9 +22,9 @@ std::vector<float> DeviceProbe::logits() const {
 }
 
 std::vector<float> DeviceProbe::features(int num_captures) const {
-  const auto bits =
-      download(rank_->stages().captured().as<uint16_t>(), as_index(num_rows_) * as_index(num_captures) *
-                                                      as_index(config().target.hidden_size));
+  const auto bits = download(
+      rank_->stages().captured().as<uint16_t>(),
+      as_index(num_rows_) * as_index(num_captures) * as_index(config().target.hidden_size));
   return to_floats(bits.data(), DType::kBF16, bits.size());
 }
 

@@ -23,8 +23,9 @@ struct StepOrder {
   int num_kept_slots = 0, num_kept_steps = 0;
 };
 
-/// A rank's part of steps: the stream, the memory and the graphs of its device, and what is enqueued
-/// there. Made and called with the device current; what one rank enqueues may wait for the others.
+/// A rank's part of steps: the stream, the memory and the graphs of its device, and what is
+/// enqueued there. Made and called with the device current; what one rank enqueues may wait for the
+/// others.
 class RankStep {
  public:
   RankStep(StepContext context, const StepInputs& inputs, const GraphBook& book);

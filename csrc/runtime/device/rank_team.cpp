@@ -15,9 +15,9 @@ RankTeam::RankTeam(const std::vector<StepContext>& contexts, DeviceExchange* exc
     ranks_.push_back(std::make_unique<RankStep>(context, inputs, book));
     if (exchange_ == nullptr) continue;
     const RunnerConfig& config = context.config;
-    exchange_->give_area(number, ranks_.back()->arrays().logits,
-                         sizeof(float) * as_index(config.max_num_logits_rows) *
-                             as_index(config.target.vocab_size));
+    exchange_->give_area(
+        number, ranks_.back()->arrays().logits,
+        sizeof(float) * as_index(config.max_num_logits_rows) * as_index(config.target.vocab_size));
   }
 }
 

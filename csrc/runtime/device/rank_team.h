@@ -15,9 +15,9 @@ namespace openspec {
 /// The ranks of a step, each on its device and called by a thread of its own: the first by that of
 /// the caller, which is all there is where nobody shares the target.
 ///
-/// What a rank enqueues may wait for what all others enqueue. So a step is begun by all at once, and
-/// while they are at it none takes memory or records. Where one cannot do its part the waits of all
-/// end, and nothing can follow: every later call throws the same.
+/// What a rank enqueues may wait for what all others enqueue. So a step is begun by all at once,
+/// and while they are at it none takes memory or records. Where one cannot do its part the waits of
+/// all end, and nothing can follow: every later call throws the same.
 class RankTeam {
  public:
   /// `contexts` by rank; `exchange`: null with one.

@@ -31,8 +31,7 @@ class DeviceStages {
   void begin(const StepInputArrays& host, const StepHeader& header, int num_spans);
   void propose(const StepShape& shape);
   /// The drafts of the host's input come before those of the drafter, if that has any.
-  void merge(const StepInputArrays& host, const StepShape& shape, int num_spans,
-             bool has_proposed);
+  void merge(const StepInputArrays& host, const StepShape& shape, int num_spans, bool has_proposed);
   void lay_out(const StepShape& shape, int num_samples);
   void score(const StepShape& shape);
   /// The drafter learns from all rows of the input's kept_slots, which waited for so many steps.

@@ -48,9 +48,7 @@ class NetworkDrafter : public Drafter {
   /// Takes the memory that is planned, zeroed.
   void allocate();
   /// Other ranks' drafters, which have theirs planned alike, share what comes to lie there.
-  void give_memory(SumExchange& exchange) {
-    exchange.give_area(memory_.data(), memory_.bytes());
-  }
+  void give_memory(SumExchange& exchange) { exchange.give_area(memory_.data(), memory_.bytes()); }
   template <typename T>
   T* at(size_t place) {
     return reinterpret_cast<T*>(memory_.at(place));

@@ -39,7 +39,7 @@ struct RunnerConfig {
   // On CUDA: the device of each, the first ones if empty, and how long one waits for the others.
   std::vector<int> devices;
   double exchange_deadline_s = 10.0;
-  int max_draft_tokens = 0;      // drafts of a sequence and step
+  int max_draft_tokens = 0;  // drafts of a sequence and step
   // Those that a grammar alone makes, where there is no drafter; with one, they share its room.
   int max_grammar_drafts = 0;
   int draft_depth = 0;  // of these, one after another; 0: all, as in a chain

@@ -203,7 +203,8 @@ TEST(long_prompts_have_the_text_of_one_device) {
   RunnerConfig config = long_config();
   config.method = "ngram";
   config.adaptive = false;
-  check_same(run_alike(*make_runner(shared(config)), jobs, schedule), on_one(config, jobs, schedule));
+  check_same(run_alike(*make_runner(shared(config)), jobs, schedule),
+             on_one(config, jobs, schedule));
 }
 
 TEST(a_rank_that_fails_ends_the_engine) {

@@ -35,7 +35,7 @@ inline RunnerConfig small_device_config() {
 
 // Drafts as trees.
 inline const std::string kTrees = "eagle3 trees", kBlockTrees = "dflash trees",
-                  kPairTrees = "dspark trees";
+                         kPairTrees = "dspark trees";
 
 inline std::vector<std::string> methods() {
   std::vector<std::string> names = drafter_names();
