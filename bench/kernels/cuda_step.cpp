@@ -1,17 +1,19 @@
 // What a step of the whole engine core costs at the shape of a model, without Python, server or
 // checkpoint: random weights, so the text means nothing and drafts are rarely right.
 //
-//   bench_cuda_step [--shape NAME] [--json FILE] [--method NAME ...]
+//   bench_cuda_step [--shape NAME] [--ranks N] [--json FILE] [--method NAME ...]
 //
-// By default all methods at the shape of Qwen3-4B; at other shapes none and eagle3.
+// By default all methods at the shape of Qwen3-4B, on one GPU; at other shapes none and eagle3.
 
 #include <algorithm>
 #include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <future>
 #include <iterator>
 #include <random>
 #include <string>
@@ -32,6 +34,7 @@ double milliseconds_since(Clock::time_point start) {
 }
 
 constexpr int kPromptLen = 550, kOutputLen = 128;
+constexpr int kNumPages = 4096;  // of 16 tokens
 
 /// A published model.
 struct Shape {
@@ -46,6 +49,8 @@ constexpr Shape kShapes[] = {
     {"llama-3.1-8b", 4096, 32, 32, 8, 128, 14336, 128256, false, false, false, 5e5, {1, 15, 28}},
     {"llama-3.2-1b", 2048, 16, 32, 8, 64, 8192, 128256, true, false, false, 5e5, {1, 7, 12}},
     {"qwen2.5-7b", 3584, 28, 28, 4, 128, 18944, 152064, false, false, true, 1e6, {1, 13, 24}},
+    {"qwen3-32b", 5120, 64, 64, 8, 128, 25600, 151936, false, true, false, 1e6, {1, 31, 60}},
+    {"llama-3.3-70b", 8192, 80, 64, 8, 128, 28672, 128256, false, false, false, 5e5, {1, 39, 76}},
 };
 
 // Drafts as trees of depth 5, four children to a node.
@@ -156,8 +161,13 @@ void load_random_weights(Weights& weights) {
 
 void load_random_weights(Runner& runner) {
   const auto begin = Clock::now();
-  for (Weights* weights : runner.target().weights()) load_random_weights(*weights);
-  if (runner.drafter().weights() != nullptr) load_random_weights(*runner.drafter().weights());
+  for (const std::vector<Weights*>& ranks : {runner.target_weights(), runner.draft_weights()}) {
+    std::vector<std::future<void>> loads;
+    for (Weights* weights : ranks) {
+      loads.push_back(std::async(std::launch::async, [=] { load_random_weights(*weights); }));
+    }
+    for (std::future<void>& load : loads) load.get();
+  }
   const double seconds = milliseconds_since(begin) / 1e3;
   const auto prepare_begin = Clock::now();
   runner.finish_loading();
@@ -337,6 +347,12 @@ void time_graphs(Runner& runner, const std::string& method, double floor_ms, dou
 
 int main(int argc, char** argv) {
   std::string json = "{";
+  int num_ranks = 1;
+  for (int i = 1; i + 1 < argc; ++i) {
+    if (std::strcmp(argv[i], "--ranks") == 0) num_ranks = std::atoi(argv[i + 1]);
+  }
+  // Before CUDA is first used.
+  if (num_ranks > 1) setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   const double bandwidth = bench::read_bandwidth(size_t{8} << 30);
   std::vector<std::string> methods;
   const Shape* shape = &kShapes[0];
@@ -357,14 +373,17 @@ int main(int argc, char** argv) {
     for (const std::string& trees : {kTrees, kBlockTrees, kPairTrees}) methods.push_back(trees);
   }
   for (const std::string& method : methods) {
-    Runner runner(config_of(*shape, method), 8192);
+    RunnerConfig config = config_of(*shape, method);
+    config.tensor_parallel_size = num_ranks;
+    Runner runner(config, kNumPages);
     load_random_weights(runner);
-    const double floor_ms = 1e3 * step_bytes(runner) / bandwidth;
+    const double floor_ms = 1e3 * step_bytes(runner) / bandwidth / num_ranks;
     if (method == methods.front()) {
-      std::printf("%s: read bandwidth %.3f TB/s, weights once: %.3f ms\n", shape->name,
-                  bandwidth / 1e12, floor_ms);
+      std::printf("%s on %d: read bandwidth %.3f TB/s, weights once: %.3f ms\n", shape->name,
+                  num_ranks, bandwidth / 1e12, floor_ms);
       json += "\"shape\": \"" + std::string(shape->name) +
-              "\", \"read_bandwidth\": " + std::to_string(bandwidth) +
+              "\", \"num_ranks\": " + std::to_string(num_ranks) +
+              ", \"read_bandwidth\": " + std::to_string(bandwidth) +
               ", \"floor_ms\": " + std::to_string(floor_ms);
     }
     runner.measure_step_times(3.0);
