@@ -199,7 +199,7 @@ TEST(long_prompts_have_the_text_of_one_device) {
     if (i == 1) job.params.temperature = 0.8f;
     jobs.push_back(job);
   }
-  const Schedule schedule{.chunk = 400, .max_drafts = 4};
+  const Schedule schedule{.chunk = 390, .max_drafts = 4};
   RunnerConfig config = long_config();
   config.method = "ngram";
   config.adaptive = false;
