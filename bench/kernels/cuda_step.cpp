@@ -363,6 +363,8 @@ void time_graphs(Runner& runner, const std::string& method, double floor_ms, dou
 
 int main(int argc, char** argv) {
   std::string json = "{";
+  // Before CUDA is first used: what GPUs that share a target need.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   const double bandwidth = bench::read_bandwidth(size_t{8} << 30);
   std::vector<std::string> methods;
   std::vector<int> requests;
