@@ -133,9 +133,7 @@ std::vector<int64_t> integers_of(const BufferBytes& bytes) {
 /// Those of all ranks.
 template <bool kIsDraft>
 std::vector<Weights*> weights_of(Runner& runner) {
-  if (!kIsDraft) return runner.target().weights();
-  Weights* weights = runner.drafter().weights();
-  return weights == nullptr ? std::vector<Weights*>() : std::vector{weights};
+  return kIsDraft ? runner.draft_weights() : runner.target_weights();
 }
 
 /// Calls load(weights) for all ranks, each on a thread of its own.

@@ -57,6 +57,9 @@ class EngineConfig:
     accepts a little more and keeps the distribution of texts, but not the text of a seed."""
     adaptive_speculation: bool = True
     """Draft only where measured step times and acceptance say that it pays. Never changes text."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """Where the model's weights come from. auto: its files. dummy: random numbers in the shape that
+    config.json names, to time a model without its files; what it writes is nonsense."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of activations and KV. auto: float32 on cpu, bfloat16 on cuda, which has no other."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

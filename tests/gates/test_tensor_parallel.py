@@ -53,7 +53,13 @@ EACH_DRAFTER = [
 ]
 
 
-ON_GPUS = ("test_crowded", "test_faults", "test_grammars")
+ON_GPUS = (
+    "test_crowded",
+    "test_faults",
+    "test_prefix_hits_in_bfloat16",
+    "test_grammars",
+    "test_log_probabilities",
+)
 """Of targets that CUDA computes, in numbers of ranks that are given."""
 
 
@@ -146,12 +152,13 @@ def test_faults(name: str, stage: str, num_ranks: int, reference: Reference) -> 
     assert core.stats().num_step_failures == fault.num_raised > 3
 
 
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=FULL), 4])
 @pytest.mark.parametrize("name", EACH_DRAFTER)
-def test_prefix_hits_in_bfloat16(name: str) -> None:
+def test_prefix_hits_in_bfloat16(name: str, num_ranks: int) -> None:
     batch = jobs("mixed", 6)
     plain_texts = texts(run(make_core(method="none", dtype="bfloat16"), batch))
     settings = drafter_settings(name) | {"dtype": "bfloat16"}
-    core = make_core(**settings, tensor_parallel_size=4)
+    core = make_core(**settings, tensor_parallel_size=num_ranks)
     assert texts(run(core, batch)) == plain_texts
     before = core.stats().prefix_cache_hits
     assert texts(run(core, batch)) == plain_texts
@@ -236,16 +243,19 @@ def test_logits_have_the_bits_of_one_rank(name: str, num_ranks: int, dtype: str)
         assert_same_bits(shared.score(prompt, *chunks), whole)
 
 
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=FULL), 4])
 @pytest.mark.parametrize("name", EACH_DRAFTER)
-def test_log_probabilities(name: str) -> None:
+def test_log_probabilities(name: str, num_ranks: int) -> None:
     """Of the prompt and of the answer, with the best beside them."""
     sampling = SamplingParams(temperature=0.8, seed=3, max_tokens=12, logprobs=5, prompt_logprobs=3)
     batch = [Job(prompt=job.prompt, sampling=sampling) for job in jobs("greedy", 3)]
     settings = drafter_settings(name)
-    [one, four] = [run(make_core(**settings, tensor_parallel_size=n), batch) for n in (1, 4)]
-    assert texts(one) == texts(four)
-    assert [job.logprobs for job in one] == [job.logprobs for job in four]
-    assert [job.prompt_logprobs for job in one] == [job.prompt_logprobs for job in four]
+    one, all_ranks = (
+        run(make_core(**settings, tensor_parallel_size=n), batch) for n in (1, num_ranks)
+    )
+    assert texts(one) == texts(all_ranks)
+    assert [job.logprobs for job in one] == [job.logprobs for job in all_ranks]
+    assert [job.prompt_logprobs for job in one] == [job.prompt_logprobs for job in all_ranks]
     assert all(job.prompt_logprobs for job in one)
 
 

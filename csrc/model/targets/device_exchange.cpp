@@ -1,5 +1,6 @@
 #include "model/targets/device_exchange.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "core/check.h"
@@ -29,8 +30,8 @@ class DeviceExchange::Rank final : public SumExchange {
   Rank(const DeviceExchange& all, size_t bytes) : all_(all), memory_(bytes, Memory::kDevice) {}
 
   std::byte* memory() { return memory_.at(0); }
-  void begin(const Exchange& view) {
-    view_ = view;
+  void set_view(const Exchange& view) { view_ = view; }
+  void clear() {
 #ifdef OPENSPEC_CUDA
     device::check(clear_exchange_cuda(view_, nullptr), "clear_exchange");
 #endif
@@ -115,11 +116,10 @@ DeviceExchange::DeviceExchange(const TargetSetup& whole, std::vector<int> device
     view.memory[rank] = ranks_.back()->memory();
   }
   for (view.rank = 0; view.rank < size(); ++view.rank) {
-    const device::Use use(device(view.rank));
     view.fault = faults_.as<uint32_t>() + view.rank;
-    *view.fault = 0;
-    ranks_[static_cast<size_t>(view.rank)]->begin(view);
+    ranks_[static_cast<size_t>(view.rank)]->set_view(view);
   }
+  clear();
 }
 
 DeviceExchange::~DeviceExchange() = default;
@@ -144,6 +144,14 @@ void DeviceExchange::check() const {
                                 " s for another GPU's part of a step; the engine ends");
     }
     throw DeviceError("a GPU could not do its part of a step; the engine ends");
+  }
+}
+
+void DeviceExchange::clear() {
+  std::fill_n(faults_.as<uint32_t>(), size(), 0u);
+  for (int rank = 0; rank < size(); ++rank) {
+    const device::Use use(device(rank));
+    ranks_[static_cast<size_t>(rank)]->clear();
   }
 }
 

@@ -35,6 +35,8 @@ class DeviceExchange {
   /// Throws DeviceError if a rank waited in vain; what passes have computed is wrong then, and
   /// nothing may go on.
   void check() const;
+  /// When nothing runs: begins anew, as if nothing had been sent and nobody had failed.
+  void clear();
 
  private:
   class Rank;

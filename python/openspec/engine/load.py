@@ -86,7 +86,9 @@ def load_engine(
     runner_config = dataclasses.replace(planned.runner, max_model_len=plan.max_model_len)
     runner = CompiledRunner(runner_config, plan.num_pages, chosen.drafter)
     phases.end("memory")
-    load_weights(runner, config.model_path, draft_model=chosen.draft_model)
+    load_weights(
+        runner, config.model_path, draft_model=chosen.draft_model, load_format=config.load_format
+    )
     phases.end("weights")
     runner.finish_loading()
     phases.end("graphs")
