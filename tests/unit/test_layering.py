@@ -110,8 +110,9 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "checkpoint": {
         "strict_json": (),
         "float16": (),
+        "dummy": (),
         "folder": (),
-        "weights": ("strict_json", "float16", "folder"),
+        "weights": ("strict_json", "dummy", "float16", "folder"),
         "targets": ("strict_json", "folder"),
         "draft_model": ("strict_json", "float16", "folder", "weights"),
         "token_map": ("draft_model",),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from openspec.checkpoint.dummy import load_dummy_weights
 from openspec.checkpoint.float16 import FLOAT16, Float16Weights
 from openspec.checkpoint.folder import find_file, is_plain_name, open_folder
 from openspec.checkpoint.strict_json import (
@@ -146,15 +147,17 @@ def load_weights(
     runner: _C.Runner,
     folder: str | Path,
     draft_model: DraftModel | None = None,
+    load_format: str = "auto",
 ) -> None:
-    """Gives every tensor of the checkpoints to the runner.
+    """Gives every tensor of the checkpoints to the runner; with "dummy" the target's are random.
 
     All names, shapes and types are checked before the first tensor is loaded.
 
     Raises:
         ConfigError: missing, surplus or mis-shaped tensors, with expected and found.
     """
-    parts = [_target_part(runner, folder)]
+    is_dummy = load_format == "dummy"
+    parts = [] if is_dummy else [_target_part(runner, folder)]
     if draft_model is not None:
         parts.append(_draft_part(runner, draft_model))
     for part in parts:
@@ -163,6 +166,9 @@ def load_weights(
     total = sum(file.path.stat().st_size for _, file in files)
     done = 0
     last_log = start = time.monotonic()
+    if is_dummy:
+        done = load_dummy_weights(runner)
+        logger.warning("weights: random ones, as load_format is dummy; the model writes nonsense")
     for part, file in files:
         for name in filter(part.expected.__contains__, file.tensors):
             done += _load(part, file, name)

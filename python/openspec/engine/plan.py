@@ -33,7 +33,7 @@ from openspec.drafters.spec import (
     DraftSetup,
     OptionValue,
 )
-from openspec.engine.devices import Share
+from openspec.engine.devices import MODULE_LOADING, Share, check_ranks
 from openspec.engine.memory import (
     CUDA,
     DeviceMemory,
@@ -87,8 +87,15 @@ def plan_engine(
     """
     share, phases = share or Share(), phases or Phases()
     config.check()
+    num_ranks = config.tensor_parallel_size
+    if num_ranks > 1 and config.device != "cpu":
+        # A kernel that is loaded when it is first launched waits for all others of its device,
+        # which may wait for those of another rank. CUDA reads this when it is first used.
+        os.environ[MODULE_LOADING] = "EAGER"
     device = choose_device(config.device, _C.why_no_cuda())
-    device.check_ranks(config.tensor_parallel_size)
+    if device is CUDA and num_ranks > 1:
+        names = _C.cuda_device_names()
+        check_ranks(num_ranks, names, lambda one, other: _C.cuda_peer(one, other)[0], os.environ)
     phases.end("device")
     config = _shared(config, device, share)
     model_config = ModelConfig.from_folder(config.model_path)
@@ -175,7 +182,8 @@ def _wanted_memory(runner: RunnerConfig) -> _C.MemoryPlan:
 def _device_memory(config: EngineConfig, device: DeviceTraits, share: Share) -> DeviceMemory:
     if device is CUDA:
         num_engines = share.num_on_device
-        free_bytes, total_bytes = _C.cuda_memory()
+        of_ranks = [_C.cuda_memory(rank) for rank in range(config.tensor_parallel_size)]
+        free_bytes, total_bytes = (min(sizes) for sizes in zip(*of_ranks, strict=True))
         budget_bytes = int(total_bytes * config.gpu_memory_utilization / num_engines)
         host_bytes = available_memory() // share.num_replicas
     else:
@@ -263,7 +271,7 @@ def _plan(
             raise
         raise ConfigError(
             f"{error}; each of {fitting} such devices would hold its part with "
-            f"--tensor-parallel-size {fitting}, which does not run on {device.name} yet"
+            f"--tensor-parallel-size {fitting}"
         ) from None
 
 
