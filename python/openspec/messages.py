@@ -332,6 +332,10 @@ class EngineStats(SpecCounters, kw_only=True):
     """Of the device in the steps whose proposing was not timed apart."""
     rest_seconds: float = 0.0
     """What steps took beside the device's work."""
+    exchange_rounds: list[int] = msgspec.field(default_factory=list)
+    """By GPU where several share the model: products whose sums they exchanged, in all steps."""
+    exchange_wait_seconds: list[float] = msgspec.field(default_factory=list)
+    """And how long it waited for the others."""
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -451,7 +455,11 @@ def total_stats(parts: Sequence[EngineStats]) -> EngineStats:
     total = EngineStats()
     add_counters(total, parts)
     for name in set(EngineStats.__struct_fields__) - set(SpecCounters.__struct_fields__):
-        setattr(total, name, sum(getattr(part, name) for part in parts))
+        if isinstance(getattr(total, name), list):
+            for part in parts:
+                _add(getattr(total, name), getattr(part, name))
+        else:
+            setattr(total, name, sum(getattr(part, name) for part in parts))
     return total
 
 
