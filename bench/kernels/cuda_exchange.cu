@@ -36,10 +36,8 @@ constexpr int kRounds = 72;   // of a graph of few rows, and of the soak's
 constexpr int kMatrices = 8;  // by turns, so that no weights come from L2
 constexpr int kRows[] = {1, 4, 16, 64, 128, 256, 512};
 constexpr int kMaxRows = 512;
-constexpr int kFewRows = 16;
-
-constexpr int num_rounds(int num_rows) { return num_rows <= kFewRows ? kRounds : kRounds / 3; }
-constexpr int num_repeats(int num_rows) { return num_rows <= kFewRows ? 31 : 15; }
+constexpr int kRepeats = 25;
+constexpr int num_rounds(int num_rows) { return num_rows <= 16 ? kRounds : kRounds / 3; }
 
 struct Shape {
   const char* name;
@@ -50,8 +48,7 @@ constexpr Shape kShapes[] = {{"4B o", 2560, 4096},  {"4B down", 2560, 9728},
                              {"8B o", 4096, 4096},  {"8B down", 4096, 12288},
                              {"32B o", 5120, 8192}, {"32B down", 5120, 25600},
                              {"70B o", 8192, 8192}, {"70B down", 8192, 28672}};
-constexpr Shape kSoakShapes[] = {
-    {"4B o", 2560, 4096}, {"14B o", 5120, 5120}, {"70B o", 8192, 8192}};
+constexpr Shape kSoakShapes[] = {kShapes[0], kShapes[4], kShapes[6]};
 
 /// Bytes that the busier of two devices receives in a round.
 double received_bytes(const Shape& shape, int num_rows) {
@@ -61,8 +58,7 @@ double received_bytes(const Shape& shape, int num_rows) {
   for (int rank = 0; rank < kRanks; ++rank) {
     const int num_sums = rank == 0 ? n / kRanks : n / kRanks - form.first_sum;
     const int own = form.owners.exist() ? form.owners.rows_of(rank, num_rows) : num_rows;
-    const double row_bytes = 4.0 * num_sums * own + 2.0 * (num_rows - own);
-    most = std::max(most, row_bytes * shape.hidden);
+    most = std::max(most, shape.hidden * (4.0 * num_sums * own + 2.0 * (num_rows - own)));
   }
   return most;
 }
@@ -243,8 +239,7 @@ class Part {
 Exchange view_of(int rank) {
   static Exchange views[kRanks];
   static std::byte* memory[kRanks];
-  constexpr int kWidest = 8192;
-  const int64_t floats = slot_floats(kRanks, kMaxSplits, kMaxRows, kWidest);
+  const int64_t floats = slot_floats(kRanks, kMaxSplits, kMaxRows, 8192);
   memory[rank] = device_array<std::byte>(exchange_bytes(floats));
   meeting.wait();
   Exchange& view = views[rank];
@@ -283,8 +278,8 @@ cudaGraphExec_t capture(cudaStream_t stream, const Enqueue& enqueue) {
 }
 
 /// Median microseconds of a graph that both devices replay.
-double replay_us(cudaStream_t stream, cudaGraphExec_t graph, int num_repeats) {
-  std::vector<cudaEvent_t> events(static_cast<size_t>(num_repeats) + 1);
+double replay_us(cudaStream_t stream, cudaGraphExec_t graph) {
+  std::vector<cudaEvent_t> events(kRepeats + 1);
   for (cudaEvent_t& event : events) CHECK_CUDA(cudaEventCreate(&event));
   meeting.wait();
   for (cudaEvent_t event : events) {
@@ -292,26 +287,25 @@ double replay_us(cudaStream_t stream, cudaGraphExec_t graph, int num_repeats) {
     CHECK_CUDA(cudaGraphLaunch(graph, stream));
   }
   CHECK_CUDA(cudaStreamSynchronize(stream));
-  std::vector<float> times(static_cast<size_t>(num_repeats));
+  std::vector<float> times(kRepeats);
   for (size_t i = 0; i < times.size(); ++i) {
     CHECK_CUDA(cudaEventElapsedTime(&times[i], events[i], events[i + 1]));
   }
   for (cudaEvent_t event : events) CHECK_CUDA(cudaEventDestroy(event));
   CHECK_CUDA(cudaGraphExecDestroy(graph));
-  const auto median = times.begin() + num_repeats / 2;
+  const auto median = times.begin() + kRepeats / 2;
   std::nth_element(times.begin(), median, times.end());
   return *median * 1e3;
 }
 
 /// Bytes a microsecond that each device stores in the other's memory while that does the same.
 double link_bytes_per_us(const Exchange& view, cudaStream_t stream) {
-  constexpr int kRepeats = 10;
   constexpr size_t kBytes = size_t{64} << 20;  // of the slots, which are emptied again
   const cudaGraphExec_t graph = capture(stream, [&] {
     store_kernel<<<264, 1024, 0, stream>>>(reinterpret_cast<uint4*>(view.memory[1 - view.rank]),
                                            kBytes / sizeof(uint4));
   });
-  const double us = replay_us(stream, graph, kRepeats);
+  const double us = replay_us(stream, graph);
   meeting.wait();
   CHECK_CUDA(clear_exchange_cuda(view, stream));
   CHECK_CUDA(cudaStreamSynchronize(stream));
@@ -335,26 +329,7 @@ double round_us(const Part& part, int num_rows, const Exchange* exchange, cudaSt
       part.enqueue(round, num_rows, exchange, false, stream);
     }
   });
-  return replay_us(stream, graph, num_repeats(num_rows)) / rounds;
-}
-
-/// A line of JSON, and one to read.
-void report(const Shape& shape, int num_rows, double alone, double exchanged, double floor,
-            std::vector<std::string>& runs) {
-  char line[400];
-  std::snprintf(line, sizeof line,
-                "{\"shape\": \"%s\", \"hidden\": %d, \"num_inputs\": %d, \"num_splits\": %d, "
-                "\"num_rows\": %d, \"alone_us\": %.2f, \"exchanged_us\": %.2f, "
-                "\"beyond_us\": %.2f, \"floor_us\": %.2f}",
-                shape.name, shape.hidden, shape.num_inputs, shape.num_splits(), num_rows, alone,
-                exchanged, exchanged - alone, floor);
-  runs.emplace_back(line);
-  std::printf(
-      "%s (%d x %d, %d splits), %d rows: alone %.2f, exchanged %.2f, beyond %.2f, floor "
-      "%.2f\n",
-      shape.name, shape.hidden, shape.num_inputs, shape.num_splits(), num_rows, alone, exchanged,
-      exchanged - alone, floor);
-  std::fflush(stdout);
+  return replay_us(stream, graph) / rounds;
 }
 
 void measure(int rank, std::vector<std::string>& runs) {
@@ -368,8 +343,17 @@ void measure(int rank, std::vector<std::string>& runs) {
       const double alone = round_us(part, num_rows, nullptr, stream);
       const double exchanged = round_us(part, num_rows, &view, stream);
       check_fault(view);
-      const double floor = received_bytes(shape, num_rows) / rate;
-      if (rank == 0) report(shape, num_rows, alone, exchanged, floor, runs);
+      if (rank != 0) continue;
+      char line[300];
+      std::snprintf(line, sizeof line,
+                    "{\"shape\": \"%s\", \"hidden\": %d, \"num_inputs\": %d, \"num_splits\": %d, "
+                    "\"num_rows\": %d, \"alone_us\": %.2f, \"exchanged_us\": %.2f, "
+                    "\"beyond_us\": %.2f, \"floor_us\": %.2f}",
+                    shape.name, shape.hidden, shape.num_inputs, shape.num_splits(), num_rows, alone,
+                    exchanged, exchanged - alone, received_bytes(shape, num_rows) / rate);
+      runs.emplace_back(line);
+      std::printf("%s\n", line);
+      std::fflush(stdout);
     }
     meeting.wait();  // until nobody writes to the part
   }
@@ -393,34 +377,11 @@ void enqueue_soak(const Part& part, const Part& whole, int num_rows, const Excha
   }
 }
 
-/// Replays graphs and says how many bits differ.
-void soak_rows(const Part& part, const Part& whole, const Shape& shape, int num_rows,
-               const Exchange& view, int num_graphs, uint32_t* num_differences,
-               cudaStream_t stream) {
-  std::mt19937 random(static_cast<uint32_t>(view.rank));
-  CHECK_CUDA(cudaMemsetAsync(num_differences, 0, sizeof(uint32_t), stream));
-  const cudaGraphExec_t graph =
-      capture(stream, [&] { enqueue_soak(part, whole, num_rows, view, num_differences, stream); });
-  meeting.wait();
-  for (int i = 0; i < num_graphs; ++i) {
-    std::this_thread::sleep_for(std::chrono::microseconds(random() % 1000));
-    CHECK_CUDA(cudaGraphLaunch(graph, stream));
-  }
-  CHECK_CUDA(cudaStreamSynchronize(stream));
-  check_fault(view);
-  uint32_t count = 0;
-  CHECK_CUDA(cudaMemcpy(&count, num_differences, sizeof count, cudaMemcpyDeviceToHost));
-  CHECK_CUDA(cudaGraphExecDestroy(graph));
-  std::printf("%s, %d rows, rank %d: %d rounds, %u other bits than one device's\n", shape.name,
-              num_rows, view.rank, num_graphs * kRounds, count);
-  std::fflush(stdout);
-  if (count != 0) std::exit(1);
-}
-
 void soak(int rank, int num_graphs) {
   const cudaStream_t stream = stream_of_device(rank);
   const Exchange view = view_of(rank);
   auto* num_differences = device_array<uint32_t>(1);
+  std::mt19937 random(static_cast<uint32_t>(rank));
   for (const Shape& shape : kSoakShapes) {
     const Part part(shape, rank, kRanks), whole(shape, 0, 1);
     for (const int num_rows : kRows) {
@@ -428,8 +389,23 @@ void soak(int rank, int num_graphs) {
       for (int round = 0; round < kRounds; ++round) {
         whole.enqueue(round, num_rows, nullptr, false, stream);
       }
+      CHECK_CUDA(cudaMemsetAsync(num_differences, 0, sizeof(uint32_t), stream));
+      const cudaGraphExec_t graph = capture(
+          stream, [&] { enqueue_soak(part, whole, num_rows, view, num_differences, stream); });
+      meeting.wait();
+      for (int i = 0; i < num_graphs; ++i) {
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 1000));
+        CHECK_CUDA(cudaGraphLaunch(graph, stream));
+      }
       CHECK_CUDA(cudaStreamSynchronize(stream));
-      soak_rows(part, whole, shape, num_rows, view, num_graphs, num_differences, stream);
+      check_fault(view);
+      uint32_t count = 0;
+      CHECK_CUDA(cudaMemcpy(&count, num_differences, sizeof count, cudaMemcpyDeviceToHost));
+      CHECK_CUDA(cudaGraphExecDestroy(graph));
+      std::printf("%s, %d rows, rank %d: %d rounds, %u other bits than one device's\n", shape.name,
+                  num_rows, rank, num_graphs * kRounds, count);
+      std::fflush(stdout);
+      if (count != 0) std::exit(1);
     }
     meeting.wait();
   }
