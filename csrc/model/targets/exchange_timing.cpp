@@ -103,8 +103,11 @@ ExchangeTiming time_exchange(int num_ranks) {
       {AttentionSpec{
            .num_q_heads = 8, .num_kv_heads = 8, .head_dim = 64, .inv_freq = std::vector<float>(32)},
        DenseMlpSpec{.intermediate_size = kInputs}});
-  DeviceExchange exchange(
-      {.spec = spec, .dtype = DType::kBF16, .device = Device::kCuda, .rank = {.size = num_ranks}});
+  DeviceExchange exchange({.spec = spec,
+                           .dtype = DType::kBF16,
+                           .device = Device::kCuda,
+                           .limits = {},
+                           .rank = {.size = num_ranks}});
   std::vector<std::unique_ptr<TimedRounds>> ranks(static_cast<size_t>(num_ranks));
   std::vector<double> seconds(ranks.size());
   ThreadTeam threads(num_ranks);
