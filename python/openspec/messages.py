@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -31,6 +31,8 @@ MAX_STOP_STRING_CHARS = 1024
 MAX_BAD_WORDS = 1024
 MAX_N = 128
 MAX_ALLOWED_IDS_OF_ALL = 1 << 21  # `allowed_token_ids` times `n`
+
+NumberT = TypeVar("NumberT", int, float)
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -420,7 +422,7 @@ def record_step(counters: SpecCounters, step: StepCounts) -> None:
     _add(counters.num_drafts_per_pos, [1] * num_positions)
 
 
-def _add(sums: list[int], more: Sequence[int]) -> None:
+def _add(sums: list[NumberT], more: Sequence[NumberT]) -> None:
     """Adds position by position; the longer one's positions remain."""
     sums.extend([0] * (len(more) - len(sums)))
     for position, count in enumerate(more):
