@@ -40,10 +40,6 @@ struct Outbox {
 inline float* inbox_words(const Exchange& exchange, int rank) {
   return reinterpret_cast<float*>(exchange.memory[rank]);
 }
-inline ExchangeState* state_of(const Exchange& exchange, int rank) {
-  return reinterpret_cast<ExchangeState*>(inbox_words(exchange, rank) +
-                                          kInboxSlots * exchange.slot_floats);
-}
 inline Inbox own_inbox(const Exchange& exchange) {
   return {inbox_words(exchange, exchange.rank), state_of(exchange, exchange.rank),
           exchange.slot_floats, exchange.fault, exchange.deadline_ns};
@@ -157,28 +153,50 @@ __device__ __forceinline__ uint64_t load_sign(const uint64_t* at) {
   return value;
 }
 
+__device__ __forceinline__ uint64_t nanoseconds() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
 /// Whether a wait that began at `since` (0: now) is to be given up: its time is over, or that of
 /// another wait was. Sets the fault.
 __device__ __forceinline__ bool is_too_late(const Inbox& inbox, uint64_t& since) {
   volatile uint32_t* fault = inbox.fault;
   if (*fault != 0) return true;
-  uint64_t now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  const uint64_t now = nanoseconds();
   if (since == 0) since = now;
   if (now - since < inbox.deadline_ns) return false;
   *fault = kExchangeIsLate;
   return true;
 }
 
-/// Calls `is_done` until it says so, or the exchange has failed.
+/// Calls `is_done` until it says so, or the exchange has failed. `is_counted`: of one thread of a
+/// kernel, whose wait stands for all. It reads the time only where it has to wait, and leaves what
+/// it adds behind.
 template <typename IsDone>
-__device__ __forceinline__ void wait_until(const Inbox& inbox, const IsDone& is_done) {
+__device__ __forceinline__ void wait_until(const Inbox& inbox, bool is_counted,
+                                           const IsDone& is_done) {
   constexpr int kTriesPerLook = 64;
   uint64_t since = 0;
 #pragma unroll 1
   for (int tries = 1; !is_done(); ++tries) {
-    if (tries % kTriesPerLook == 0 && is_too_late(inbox, since)) return;
+    if (tries == 1 && is_counted) since = nanoseconds();
+    if (tries % kTriesPerLook == 0 && is_too_late(inbox, since)) break;
   }
+  if (is_counted && since != 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(&inbox.state->wait_ns),
+              static_cast<unsigned long long>(nanoseconds() - since));
+  }
+}
+
+/// What was counted since it was last called, by one thread while nobody sends or takes.
+__device__ __forceinline__ ExchangeCounts take_counts(ExchangeState& state) {
+  const uint64_t round = state.sending;
+  const ExchangeCounts counts = {round - state.first_round, state.wait_ns};
+  state.first_round = round;
+  state.wait_ns = 0;
+  return counts;
 }
 
 #endif  // __CUDACC__

@@ -89,6 +89,8 @@ struct ExchangeState {
   // The round's number, by two owners. `sending` is written by the op that takes a round, when no
   // sender runs; `taking` by the op that sends it, when nobody takes.
   uint64_t sending = 0, taking = 0;
+  // Of the step under way: its first round, and how long was waited for other ranks so far.
+  uint64_t first_round = 0, wait_ns = 0;
   uint64_t owned_rows[kMaxRowsToOwners] = {};  // 1 + the last round in which a row's result came
   // Of share_columns_cuda: how many there were, how many blocks of this one are done, and 1 + the
   // last one for which a rank's block is ready to be sent to, and has sent.
@@ -96,9 +98,20 @@ struct ExchangeState {
   uint64_t is_ready[kMaxRanks][kShareBlocks] = {}, has_sent[kMaxRanks][kShareBlocks] = {};
 };
 
+/// What a step took of a rank's exchange.
+struct ExchangeCounts {
+  uint64_t num_rounds = 0;
+  /// That one thread of each kernel waited, from when it first found nothing.
+  uint64_t wait_ns = 0;
+};
+
 /// Bytes of a rank's memory, which begins at a multiple of 16.
 constexpr size_t exchange_bytes(int64_t slot_floats) {
   return static_cast<size_t>(kInboxSlots * slot_floats) * sizeof(float) + sizeof(ExchangeState);
+}
+inline ExchangeState* state_of(const Exchange& exchange, int rank) {
+  const size_t end = exchange_bytes(exchange.slot_floats);
+  return reinterpret_cast<ExchangeState*>(exchange.memory[rank] + end - sizeof(ExchangeState));
 }
 
 /// Splits that products of so many outputs mostly have. Who owns a row follows from this, not from

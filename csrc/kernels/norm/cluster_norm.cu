@@ -94,7 +94,7 @@ __device__ __forceinline__ FloatPack<kColumns> take_sums(const cuda::Inbox& inbo
     const uint32_t word = i < num_sums ? cuda::kEmptyWord : 0;
     words[i] = make_uint4(word, word, word, word);
   }
-  cuda::wait_until(inbox, [&] {
+  cuda::wait_until(inbox, blockIdx.x == 0 && threadIdx.x == 0, [&] {
 #pragma unroll
     for (int i = 0; i < kMost; ++i) cuda::load_missing(first + i * stride, words[i]);
     bool are_whole = true;
@@ -327,7 +327,10 @@ __global__ void __launch_bounds__(kMaxRowsToOwners)
   if (row >= num_rows || owners.rank_of(row) == rank) return;
   const uint64_t value = inbox.state->taking + 1;
   const uint64_t* sign = &inbox.state->owned_rows[row];
-  cuda::wait_until(inbox, [&] { return cuda::load_sign(sign) == value; });
+  // Of another rank's rows one of the last.
+  const int last_period = (num_rows / owners.period - 1) * owners.period;
+  cuda::wait_until(inbox, row == last_period + (rank == 0 ? 1 : 0),
+                   [&] { return cuda::load_sign(sign) == value; });
 }
 
 /// Whether the code that runs here was made for clusters.
@@ -397,7 +400,7 @@ int cluster_norm_cuda(const RmsNormParams& params, void* stream) {
   of_rows.rank = exchange.rank;
   of_rows.num_ranks = exchange.num_ranks;
   of_rows.everywhere = *params.owned;
-  for (int i = 0; i < exchange.num_ranks; ++i) of_rows.states[i] = cuda::state_of(exchange, i);
+  for (int i = 0; i < exchange.num_ranks; ++i) of_rows.states[i] = state_of(exchange, i);
   const int num_own = owners.rows_of(exchange.rank, params.num_rows);
   const int error = launch_rows<From::kOwnInbox>(of_rows, num_own, stream);
   if (error != cudaSuccess) return error;

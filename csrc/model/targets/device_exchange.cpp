@@ -31,6 +31,7 @@ class DeviceExchange::Rank final : public SumExchange {
 
   std::byte* memory() { return memory_.at(0); }
   void set_view(const Exchange& view) { view_ = view; }
+  ExchangeState* state() const { return state_of(view_, view_.rank); }
   void clear() {
 #ifdef OPENSPEC_CUDA
     device::check(clear_exchange_cuda(view_, nullptr), "clear_exchange");
@@ -125,6 +126,10 @@ DeviceExchange::DeviceExchange(const TargetSetup& whole, std::vector<int> device
 DeviceExchange::~DeviceExchange() = default;
 
 SumExchange& DeviceExchange::rank(int rank) { return *ranks_.at(static_cast<size_t>(rank)); }
+
+ExchangeState* DeviceExchange::state(int rank) const {
+  return ranks_.at(static_cast<size_t>(rank))->state();
+}
 
 void DeviceExchange::fail() {
   volatile uint32_t* faults = faults_.as<uint32_t>();
