@@ -31,6 +31,12 @@ void linear_pack_cpu(const PackedLinear& shape, const void* rows, int first_outp
 /// chain of its own in the matrix unit, and the three sums are added in the order of the parts. For
 /// kTiles see linear_cuda.
 ///
+/// Weights of kE4M3 enter products as their values, without their scales. A scale of ScaleKind
+/// kOutput multiplies a split's whole sum, once, before it is stored or added to others. With
+/// kBlock a chain is cut at the blocks of inputs: each segment, the part of a chain in one block,
+/// is a fp32 sum from zero, and the chain takes fmaf(segment, scale, chain), from zero too. So a
+/// chain that lies in one block is its segment times the scale.
+///
 /// Shard-invariant: an output has the same bits from a shard of the matrix's outputs as from the
 /// whole. Shards of its inputs put their splits' sums at the whole's places in `partials`, the same
 /// bits there too.
