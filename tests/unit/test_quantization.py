@@ -226,11 +226,6 @@ def test_tensors_that_mean_nothing_are_refused(
         read(tmp_path, compressed("channel"), tensors)
 
 
-def test_codes_without_a_word_about_them_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"neither config\.json nor"):
-        read(tmp_path, None, coded("channel"))
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [

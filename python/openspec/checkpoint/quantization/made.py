@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from openspec.checkpoint.quantization.declared import BLOCK, BLOCKS, CHANNEL
@@ -17,18 +16,9 @@ LARGEST = 448.0
 ROWS_AT_ONCE = 32 * BLOCK
 
 
-def quantize(
-    data: memoryview, dtype: str, shape: Sequence[int], form: str, where: str
-) -> tuple[memoryview, memoryview]:
-    """Codes and float32 scales of a matrix of BF16 or F32, as bytes; `where` names it in messages.
-
-    Raises:
-        ConfigError: it holds NaN or infinity.
-    """
-    import torch
-
-    given = torch.frombuffer(data, dtype=torch.bfloat16 if dtype == "BF16" else torch.float32)
-    codes, scales = quantized(given.reshape(tuple(shape)), form, where)
+def quantize(weight: torch.Tensor, form: str, where: str) -> tuple[memoryview, memoryview]:
+    """As `quantized`, the bytes of both."""
+    codes, scales = quantized(weight, form, where)
     return _bytes(codes), _bytes(scales)
 
 
