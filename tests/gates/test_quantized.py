@@ -144,7 +144,7 @@ def write_qwen(target: Path, dtype: torch.dtype) -> None:
     """The plain model as Qwen publishes blocks: weight_scale_inv of a narrower type."""
     shutil.copytree(plain_folder(), target)
     tensors = safetensors.torch.load_file(target / "model.safetensors")
-    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+    for name in [name for name in tensors if name.endswith(("_proj.weight", "lm_head.weight"))]:
         codes, scales = quantized(tensors[name], "block", name)
         tensors[name], tensors[f"{name}_scale_inv"] = codes, scales.to(dtype)
     safetensors.torch.save_file(tensors, target / "model.safetensors", {"format": "pt"})
@@ -181,6 +181,23 @@ def test_scales_are_widened_exactly(
     truth = reference(tmp_path / "plain", token_ids, torch.float32)
     found = subject(tmp_path / "coded").score(token_ids, len(token_ids))
     assert worst_error(found.logits, truth.logits) < MAX_ERROR
+    shared = subject(tmp_path / "coded", tensor_parallel_size=4)
+    assert_same_bits(shared.score(token_ids, 50), found)
+
+
+def test_a_tied_head_is_not_coded(tmp_path: Path) -> None:
+    write_qwen(tmp_path / "model", torch.bfloat16)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["tie_word_embeddings"] = True
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"lm_head\.weight is e4m3, but model\.embed"):
+        harness.make_core(model=str(tmp_path / "model"), method="none")
+
+
+def test_the_cache_has_the_type_of_the_activations() -> None:
+    harness.make_core(method="none", dtype="bfloat16", kv_cache_dtype="bfloat16")
+    with pytest.raises(ConfigError, match="set --dtype bfloat16 too"):
+        harness.make_core(method="none", dtype="float32", kv_cache_dtype="bfloat16")
 
 
 def test_a_nan_among_the_codes_ends_the_start(tmp_path: Path) -> None:

@@ -280,6 +280,8 @@ Weights::TokenMap Weights::add_token_map(const std::string& name, int count, int
 void Weights::tie(const std::string& name, const std::string& from) {
   Destination& source = destinations_.at(from);
   const Destination& tied = destinations_.at(name);
+  OPENSPEC_CHECK_ARG(tied.matrix_type == source.matrix_type, "tensor ", name, " is e4m3, but ",
+                     from, " serves as it; take a checkpoint in which both are bf16");
   source.stores.insert(source.stores.end(), tied.stores.begin(), tied.stores.end());
   destinations_.erase(name);
 }

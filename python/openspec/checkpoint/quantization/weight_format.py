@@ -30,7 +30,8 @@ MADE = {"fp8": CHANNEL, "fp8_per_tensor": TENSOR, "fp8_per_block": BLOCKS}
 MATRICES = re.compile(
     r"model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.weight"
 )
-"""The matrices that may be FP8."""
+"""The matrices of decoder layers."""
+HEAD = "lm_head.weight"
 _SCALES = re.compile(r"(.*)\.(weight_scale|weight_scale_inv)")
 _UNUSED = re.compile(
     r".*\.(input_scale|input_scale_ub|output_scale|[qkv]_scale|kv_scale|prob_output_scale)"
@@ -122,10 +123,10 @@ def _scale_of(
     info: TensorInfo, tensors: Mapping[str, TensorInfo], declared: Declared
 ) -> TensorScale:
     module = info.name.removesuffix(".weight")
-    if not info.name.endswith(".weight") or len(info.shape) != 2:
+    if not (MATRICES.fullmatch(info.name) or info.name == HEAD) or len(info.shape) != 2:
         raise ConfigError(
-            f"{info.path}: {info.name} {list(info.shape)} is {CODES}, which only matrices named "
-            "X.weight may be; get the checkpoint anew"
+            f"{info.path}: {info.name} {list(info.shape)} is {CODES}, which only matrices of "
+            f"decoder layers and the LM head may be; {INSTEAD}"
         )
     scale = tensors.get(f"{module}.{declared.scale_suffix}")
     if scale is None:
