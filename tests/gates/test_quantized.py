@@ -16,7 +16,7 @@ import torch
 from bench.random_target import PUBLISHED, write_random_target
 
 from openspec.checkpoint.quantization.made import quantized
-from openspec.checkpoint.quantization.weight_format import BLOCK, weight_format
+from openspec.checkpoint.quantization.weight_format import BLOCK, made_format, weight_format
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import target_tensors
 from openspec.errors import ConfigError
@@ -84,11 +84,13 @@ def dequantised(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 def subject(folder: Path, wanted: str | None = None, **settings: Any) -> Subject:
     config = ModelConfig.from_folder(folder)
-    return Subject(
-        folder,
-        weight_format=weight_format(target_tensors(folder), config.quantization, wanted),
-        **settings,
+    declared = config.quantization
+    found = (
+        weight_format(target_tensors(folder), declared)
+        if declared is not None
+        else made_format(config.spec, str(wanted))
     )
+    return Subject(folder, weight_format=found, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +239,16 @@ def test_memory_counts_codes_and_scales() -> None:
         saved = plain - weight_bytes(model=str(coded_folder(wanted)))
         assert saved == plain - weight_bytes(model=str(plain_folder()), quantization=wanted)
         assert num_codes * (1 - share) < saved < num_codes
+
+
+def test_random_weights_are_quantised_too() -> None:
+    settings = {"model": str(plain_folder()), "method": "none", "load_format": "dummy"}
+    cores = [harness.make_core(**settings, quantization=wanted) for wanted in (None, "fp8")]
+    batch = jobs("greedy", 2)
+    plain, coded = (harness.texts(harness.run(core, batch)) for core in cores)
+    assert plain != coded
+    with pytest.raises(ConfigError, match="which needs the files"):
+        harness.make_core(**settings | {"model": str(coded_folder("fp8"))})
 
 
 def test_heads_draft_for_targets_in_fp8() -> None:

@@ -20,6 +20,7 @@ CONFIG = "quantization_config"
 OLD_CONFIG = "compression_config"  # of compressed-tensors
 HF_QUANT_CONFIG = "hf_quant_config.json"
 BLOCK = 128  # outputs, and inputs, of a block with one scale
+CODES = "F8_E4M3"  # safetensors' name of the type
 TENSOR, CHANNEL, BLOCKS = "tensor", "channel", "block"
 INSTEAD = "take the checkpoint in bfloat16, or one in FP8 that docs/which_format.md lists"
 _NOT_YET = "4-bit weights are not read yet"

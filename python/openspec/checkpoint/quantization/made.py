@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from openspec.checkpoint.quantization.declared import BLOCK, BLOCKS, CHANNEL, TENSOR
+from openspec.checkpoint.quantization.declared import BLOCK, BLOCKS, CHANNEL, CODES, TENSOR
 from openspec.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+
+    from openspec.specs.target import TensorScale
 
 LARGEST = 448.0
 """Of e4m3."""
 MAX_THREADS = 16
 
 
-def quantize(weight: torch.Tensor, form: str, where: str) -> tuple[memoryview, memoryview]:
-    """As `quantized`, the bytes of both."""
-    codes, scales = quantized(weight, form, where)
-    return _bytes(codes), _bytes(scales)
+def load_made(
+    load: Callable[[str, memoryview, str], None],
+    name: str,
+    weight: torch.Tensor,
+    scale: TensorScale,
+    where: str,
+) -> None:
+    """Gives `load` the codes and the scales of a matrix, with their names and types."""
+    codes, scales = quantized(weight, scale.form, where)
+    load(name, _bytes(codes), CODES)
+    load(scale.name, _bytes(scales), "F32")
+
+
+def as_bfloat16(data: memoryview, shape: Sequence[int]) -> torch.Tensor:
+    """Writable bytes as a tensor."""
+    import torch
+
+    return torch.frombuffer(data, dtype=torch.bfloat16).reshape(tuple(shape))
 
 
 def quantized(weight: torch.Tensor, form: str, where: str) -> tuple[torch.Tensor, torch.Tensor]:
