@@ -186,7 +186,7 @@ int launch_stream(const LinearParams& params, Geometry geometry, void* stream,
   constexpr int kMinSlots = 2;
   const PackedLinear& weight = params.weight;
   const DeviceLimits& device = device_limits();
-  const bool is_apart = params.partials != nullptr;
+  const bool is_apart = are_apart(params, geometry);
   const int num_tiles = std::min(kMaxTiles, ceil_div(params.num_rows, 8));
 
   geometry.splits = weight.own_splits();
@@ -253,9 +253,9 @@ bool linear_stream_has_registers(const LinearParams& params) {
 
 int linear_stream(const LinearParams& params, void* stream, const StreamPlan& plan) {
   if (params.exchange == nullptr) return launch_stream(params, StreamGeometry{}, stream, plan);
-  const Exchange& exchange = *params.exchange;
+  const PackedLinear& weight = params.weight;
   const ExchangeGeometry geometry = {
-      {}, outbox_of(exchange, params.num_rows), inbox_rows(params.num_rows, exchange.num_ranks)};
+      {}, outbox_of(*params.exchange, weight.num_splits, params.num_rows, weight.num_outputs)};
   return launch_stream(params, geometry, stream, plan);
 }
 
@@ -265,10 +265,20 @@ namespace {
 
 /// Whether sums that are sent are those of whole rows, and a round of them fits.
 bool has_legal_exchange(const LinearParams& params) {
+  if (params.exchange == nullptr) return true;
   const PackedLinear& weight = params.weight;
-  return params.exchange == nullptr ||
-         (params.partials == nullptr && weight.has_all_outputs() &&
-          is_legal_round(*params.exchange, weight.num_splits, params.num_rows, weight.num_outputs));
+  const Exchange& exchange = *params.exchange;
+  if (params.partials != nullptr || !weight.has_all_outputs() ||
+      !is_legal_round(exchange, weight.num_splits, params.num_rows, weight.num_outputs)) {
+    return false;
+  }
+  // The first rank has those that are added before others'.
+  const SplitRange own = weight.own_splits();
+  const int first_sum =
+      round_form(exchange.num_ranks, weight.num_splits, params.num_rows, weight.num_outputs)
+          .first_sum;
+  return first_sum == 0 ||
+         (exchange.rank == 0 ? own.begin == 0 && own.end == first_sum + 1 : own.begin > first_sum);
 }
 
 int linear_bf16(const LinearParams& params, void* stream) {

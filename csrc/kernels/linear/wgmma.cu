@@ -56,9 +56,20 @@ int stage_bytes(const WgmmaPlan& plan) {
   return plan.tile_units * kUnitBytes + plan.tile_rows * kRowBytes;
 }
 
+Outbox outbox_of(const LinearParams& params) {
+  const PackedLinear& weight = params.weight;
+  return cuda::outbox_of(*params.exchange, weight.num_splits, params.num_rows, weight.num_outputs);
+}
+
+/// Whether the sums of splits stay apart.
+bool are_apart(const LinearParams& params) {
+  if (params.exchange == nullptr) return params.partials != nullptr;
+  return !outbox_of(params).adds_splits();
+}
+
 /// Splits whose sums stay apart, or one for all of them.
 int num_splits_apart(const LinearParams& params) {
-  return params.partials != nullptr ? params.weight.own_splits().size() : 1;
+  return are_apart(params) ? params.weight.own_splits().size() : 1;
 }
 
 bool writes_f32(const LinearParams& params) {
@@ -66,9 +77,10 @@ bool writes_f32(const LinearParams& params) {
 }
 
 int buffer_bytes(const WgmmaPlan& plan, const LinearParams& params) {
-  const bool adds_splits = params.weight.num_splits > 1 && params.partials == nullptr;
+  const bool adds_splits = params.weight.num_splits > 1 && !are_apart(params);
   return num_groups(plan) * group_buffer_bytes(plan.tile_rows, adds_splits, writes_f32(params),
-                                               params.weight.epilogue == LinearEpilogue::kSwiGlu);
+                                               params.weight.epilogue == LinearEpilogue::kSwiGlu,
+                                               params.exchange != nullptr);
 }
 
 int num_stages(const WgmmaPlan& plan, const LinearParams& params) {
@@ -85,8 +97,8 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, JobType job,
   constexpr auto kernel = wgmma_kernel<kRows, kCluster, JobType>();
   const int prepared = per_device([&] { return prepare_shared(kernel, kSharedKib * 1024); });
   if (prepared != cudaSuccess) return prepared;
-  job.is_split = params.partials != nullptr;
-  job.out = job.is_split ? params.partials : params.out;
+  job.is_split = are_apart(params);
+  job.out = params.partials != nullptr ? params.partials : params.out;
   job.weight = params.weight;
   job.splits = params.weight.own_splits();
   job.row_stride = linear_row_stride(params);
@@ -254,10 +266,7 @@ WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
 
 int linear_wgmma_as(const WgmmaPlan& plan, const LinearParams& params, void* stream) {
   if (params.exchange == nullptr) return launch_plan(plan, params, Job{}, stream);
-  const Exchange& exchange = *params.exchange;
-  const ExchangeJob job = {
-      {}, outbox_of(exchange, params.num_rows), inbox_rows(params.num_rows, exchange.num_ranks)};
-  return launch_plan(plan, params, job, stream);
+  return launch_plan(plan, params, ExchangeJob{{}, outbox_of(params)}, stream);
 }
 
 int linear_wgmma(const LinearParams& params, void* stream) {

@@ -45,7 +45,7 @@ class DeviceExchange::Rank final : public SumExchange {
   void take(const ExecContext& exec, RmsNormParams norm, bool shares_residual) override {
     norm.exchange = &view_;
     OwnedRows owned;
-    if (have_owners(norm.num_rows)) {
+    if (have_owners(norm.num_rows, norm.width)) {
       find_everywhere(norm.out, owned.out);
       if (shares_residual) find_everywhere(norm.residual, owned.residual);
       norm.owned = &owned;
