@@ -86,6 +86,7 @@ PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
     "demo": ("bench", "tools"),
     "doctor": ("tools",),
     "convert_drafter": ("tools",),
+    "quantize": ("tools",),
     "__main__": (),
 }
 MAX_ROOT_MODULES = 11
@@ -110,13 +111,17 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "checkpoint": {
         "strict_json": (),
         "float16": (),
-        "dummy": (),
         "folder": (),
-        "weights": ("strict_json", "dummy", "float16", "folder"),
-        "targets": ("strict_json", "folder"),
-        "draft_model": ("strict_json", "float16", "folder", "weights"),
+        "tensor_info": ("strict_json",),
+        "quantization": ("strict_json", "folder", "tensor_info"),
+        "dummy": ("quantization",),
+        "weights": (*("strict_json", "dummy", "float16", "folder", "tensor_info", "quantization"),),
+        "targets": ("strict_json", "folder", "quantization"),
+        "draft_model": ("strict_json", "float16", "folder", "tensor_info", "weights"),
         "token_map": ("draft_model",),
-        "draft_head": ("strict_json", "weights", "targets", "draft_model", "token_map"),
+        "draft_head": (
+            *("strict_json", "quantization", "weights", "targets", "draft_model", "token_map"),
+        ),
     },
     "drafters": {
         "spec": (),

@@ -29,7 +29,7 @@ from openspec.settings.spellings import REMOVED, SPECULATIVE_SPELLINGS, SPELLING
 from openspec.text.pool import NUM_THREADS
 from openspec.tools import doctor
 
-MAX_FLAGS, MAX_GROUPS = 57, 8
+MAX_FLAGS, MAX_GROUPS = 59, 8
 """The last: --load-format, for shapes whose weights are not at hand or larger than a disk."""
 SERVER = group_of("server", ServeConfig)
 
@@ -144,7 +144,6 @@ NEUTRAL: dict[str, list[str | None]] = {
     "async_scheduling": [None],
     "swap_space": ["0", "4", "1.5"],
     "enable_chunked_prefill": [None],
-    "kv_cache_dtype": ["auto"],
     "disable_log_requests": [None],
     "root_path": [""],
 }
@@ -155,12 +154,9 @@ REFUSED: dict[str, tuple[str | None, str]] = {
     "distributed_executor_backend": ("ray", "openspec.serve.ray_app runs replicas"),
     "enable_expert_parallel": (None, "mixtures of experts are not supported"),
     "max_logprobs": ("21", "may ask for 20 log-probabilities"),
-    "kv_cache_dtype": ("fp8", "which --dtype names"),
     "enable_log_requests": (None, "--access-log logs"),
     "disable_log_stats": (None, "--stats-interval-s 0"),
     "root_path": ("/v2", "let the proxy strip its prefix"),
-    "quantization": ("fp8", "bfloat16 or float32 only"),
-    "q": ("awq", "bfloat16 or float32 only"),
     "enable_lora": (None, "LoRA is not supported"),
     "lora_modules": ("a=b", "LoRA is not supported"),
     "max_loras": ("1", "LoRA is not supported"),

@@ -311,6 +311,8 @@ int linear_cuda(const LinearParams& given, void* stream) {
   switch (weight.format) {
     case MatrixFormat::kBF16:
       return linear_bf16(params, stream);
+    case MatrixFormat::kE4M3:
+      break;
   }
   return cudaErrorInvalidValue;
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernels/linear/formats.h"
+#include "kernels/linear/panels_cpu.h"
 #include "kernels/linear/splits.h"
 
 namespace openspec {
@@ -45,7 +46,11 @@ struct PackedLinear {
   const float* bias = nullptr;
   int num_splits = 1;  // of the whole matrix's inputs (splits.h), whichever are here
   MatrixFormat format = MatrixFormat::kBF16;
-  const void* scales = nullptr;  // of `format`, which may have none
+  ScaleKind scale_kind = ScaleKind::kNone;
+  // Of outputs in the order in which they are packed (packed_output). kOutput: [num_outputs],
+  // kLines and kPairs padded to whole panels. kBlock: kTiles [num_outputs / 8][num_scale_blocks()],
+  // of 8 packed outputs at once, else [panels][num_scale_blocks()][32].
+  const float* scales = nullptr;
   LinearShard shard = {};
 
   OPENSPEC_HD constexpr int whole_outputs() const {
@@ -56,6 +61,39 @@ struct PackedLinear {
   }
   constexpr bool has_all_outputs() const { return num_outputs == whole_outputs(); }
   constexpr bool has_all_inputs() const { return num_inputs == whole_inputs(); }
+  /// The block of the whole's inputs that `input` of what is here lies in.
+  OPENSPEC_HD constexpr int scale_block(int input) const {
+    return (shard.first_input + input) / kScaleInputs;
+  }
+  /// Blocks whose inputs are here, if only some: entry b of the table is block scale_block(0) + b.
+  OPENSPEC_HD constexpr int num_scale_blocks() const {
+    return scale_block(num_inputs - 1) - scale_block(0) + 1;
+  }
+  /// Where an output lies among the packed ones: SwiGLU alternates runs of gate and of up.
+  OPENSPEC_HD constexpr int packed_output(int output) const {
+    if (epilogue != LinearEpilogue::kSwiGlu) return output;
+    const int run = layout == LinearLayout::kTiles ? 8 : kLinearPanel;
+    const int part = output / (num_outputs / 2), column = output % (num_outputs / 2);
+    return (column / run * 2 + part) * run + column % run;
+  }
+  /// Packed outputs, with those that fill up panels.
+  constexpr int num_packed() const {
+    const int parts = epilogue == LinearEpilogue::kSwiGlu ? 2 : 1;
+    if (layout == LinearLayout::kTiles) return num_outputs;
+    return parts * ((num_outputs / parts + kLinearPanel - 1) / kLinearPanel) * kLinearPanel;
+  }
+  constexpr int num_scales() const {
+    if (scale_kind == ScaleKind::kNone) return 0;
+    if (scale_kind == ScaleKind::kOutput) return num_packed();
+    return num_packed() / (layout == LinearLayout::kTiles ? 8 : 1) * num_scale_blocks();
+  }
+  /// Where in `scales` that of an output is, of kBlock of the block `block` of the table.
+  constexpr int scale_at(int output, int block) const {
+    const int at = packed_output(output);
+    if (scale_kind == ScaleKind::kOutput) return at;
+    if (layout == LinearLayout::kTiles) return at / 8 * num_scale_blocks() + block;
+    return (at / kLinearPanel * num_scale_blocks() + block) * kLinearPanel + at % kLinearPanel;
+  }
   /// Inputs of a split that is here, counted from the first input that is.
   OPENSPEC_HD constexpr InputRange inputs_of(int split) const {
     const InputRange inputs = split_inputs(whole_inputs(), num_splits, split);

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from openspec.checkpoint.quantization.made import as_bfloat16, load_made
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from openspec import _C
+    from openspec.specs.target import TensorScale
 
 NUM_WORDS = 8_388_593
 """Numbers that are drawn. A prime, so that the rows of a tensor differ."""
@@ -52,11 +56,20 @@ def _range_of(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     return -most, most
 
 
-def load_dummy_weights(runner: _C.Runner) -> int:
-    """Gives the runner every tensor of its target; returns their bytes."""
+def load_dummy_weights(runner: _C.Runner, quantized: Mapping[str, TensorScale]) -> int:
+    """Gives the runner every tensor of its target; returns their bytes before any become FP8.
+
+    `quantized` is the target's: codes and scales are made of the same numbers.
+    """
     weights, num_bytes = DummyWeights(), 0
+    scales = {scale.name for scale in quantized.values()}
     for name, shape in runner.expected_tensors():
+        if name in scales:
+            continue
         data = weights.tensor(name, tuple(shape))
-        runner.load_tensor(name, data, "BF16")
+        if name in quantized:
+            load_made(runner.load_tensor, name, as_bfloat16(data, shape), quantized[name], name)
+        else:
+            runner.load_tensor(name, data, "BF16")
         num_bytes += data.nbytes
     return num_bytes

@@ -108,11 +108,6 @@ SPELLINGS = (
         otherwise="long prompts are always computed in chunks; --max-num-batched-tokens sets "
         "how long a chunk may be",
     ),
-    Spelling(
-        ("kv_cache_dtype",),
-        neutral=("auto",),
-        otherwise="KV pages have the type of the activations, which --dtype names; drop it",
-    ),
     Spelling(("disable_log_requests",), bool, neutral=(True,), otherwise=_REQUESTS),
     Spelling(("enable_log_requests",), bool, neutral=(False,), otherwise=_REQUESTS),
     Spelling(
@@ -126,10 +121,7 @@ SPELLINGS = (
         neutral=("",),
         otherwise="the server answers at /; let the proxy strip its prefix",
     ),
-    Spelling(
-        ("quantization", "q"),
-        otherwise="weights are bfloat16 or float32 only; take the checkpoint that is not quantized",
-    ),
+    Spelling(("q",), setting="quantization"),
     Spelling(("enable_lora",), bool, neutral=(False,), otherwise=_LORA),
     Spelling(("lora_modules", "max_loras", "max_lora_rank"), otherwise=_LORA),
 )
