@@ -11,9 +11,10 @@ inline constexpr int kMaxRanks = 8;
 inline constexpr int kInboxSlots = 3;
 // Of few rows every rank takes all sums of a round and norms all rows. Of more (`have_owners`) the
 // sums of a row go to one rank alone, its *owner*, who norms it and sends the result to all.
-inline constexpr int kMinRowsToAll = 32;      // however wide
-inline constexpr int kMaxRowsToAll = 256;     // however narrow
-inline constexpr int kMaxRowsToOwners = 512;  // of a round
+inline constexpr int kMinRowsToAll = 32;                         // however wide
+inline constexpr int kMaxRowsToAll = 256;                        // however narrow
+inline constexpr int kMinRoundRows = 512, kMaxRoundRows = 2048;  // see most_round_rows
+inline constexpr int64_t kMaxInboxBytes = int64_t{256} << 20;
 
 /// Which rank owns a row. Of every `period` rows each rank has one, and the last rank those that
 /// are left.
@@ -96,7 +97,7 @@ struct ExchangeState {
   // Here, since who waits looks at it again and again: in host memory, hundreds of warps that look
   // are late for what they wait for, and others for them.
   uint64_t fault = 0;
-  uint64_t owned_rows[kMaxRowsToOwners] = {};  // 1 + the last round in which a row's result came
+  uint64_t owned_rows[kMaxRoundRows] = {};  // 1 + the last round in which a row's result came
   // Of share_columns_cuda: how many there were, how many blocks of this one are done, and 1 + the
   // last one for which a rank's block is ready to be sent to, and has sent.
   uint64_t num_shared = 0, num_blocks_done = 0;
@@ -170,11 +171,26 @@ constexpr int64_t slot_floats(int num_ranks, int max_splits, int max_rows, int w
   return int64_t{most} * width;
 }
 
+constexpr int64_t inbox_bytes(int64_t slot_floats) {
+  return kInboxSlots * slot_floats * static_cast<int64_t>(sizeof(float));
+}
+
+/// Rows of a round, at most, whatever its splits up to `max_splits`: as many as its inboxes hold,
+/// since products of few rows leave multiprocessors without work.
+constexpr int most_round_rows(int num_ranks, int max_splits, int width) {
+  int most = kMaxRoundRows;
+  while (most > kMinRoundRows &&
+         inbox_bytes(slot_floats(num_ranks, max_splits, most, width)) > kMaxInboxBytes) {
+    most /= 2;
+  }
+  return most;
+}
+
 /// Whether the view is whole and a round of these sums fits a slot.
 constexpr bool is_legal_round(const Exchange& exchange, int num_splits, int num_rows, int width) {
   const int n = exchange.num_ranks;
   if ((n != 1 && n != 2 && n != 4 && n != 8) || exchange.rank < 0 || exchange.rank >= n ||
-      exchange.fault == nullptr || exchange.slot_floats % 4 != 0 || num_rows > kMaxRowsToOwners) {
+      exchange.fault == nullptr || exchange.slot_floats % 4 != 0 || num_rows > kMaxRoundRows) {
     return false;
   }
   const RoundForm form = round_form(n, num_splits, num_rows, width);

@@ -318,19 +318,22 @@ __global__ void __maxnreg__(max_registers(kMost, kFrom))
   if constexpr (kOwns) tell_of_row(params, block, row, round);
 }
 
-/// Waits for the rows of all other ranks. A thread to a row.
-__global__ void __launch_bounds__(kMaxRowsToOwners)
+constexpr int kAwaitThreads = 512;
+
+/// Waits for the rows of all other ranks.
+__global__ void __launch_bounds__(kAwaitThreads)
     await_rows_kernel(cuda::Inbox inbox, RowOwners owners, int rank, int num_rows) {
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
-  const int row = static_cast<int>(threadIdx.x);
-  if (row >= num_rows || owners.rank_of(row) == rank) return;
   const uint64_t value = inbox.state->taking + 1;
-  const uint64_t* sign = &inbox.state->owned_rows[row];
   // Of another rank's rows one of the last.
   const int last_period = (num_rows / owners.period - 1) * owners.period;
-  cuda::wait_until(inbox, row == last_period + (rank == 0 ? 1 : 0),
-                   [&] { return cuda::load_sign(sign) == value; });
+  for (int row = static_cast<int>(threadIdx.x); row < num_rows; row += kAwaitThreads) {
+    if (owners.rank_of(row) == rank) continue;
+    const uint64_t* sign = &inbox.state->owned_rows[row];
+    cuda::wait_until(inbox, row == last_period + (rank == 0 ? 1 : 0),
+                     [&] { return cuda::load_sign(sign) == value; });
+  }
 }
 
 /// Whether the code that runs here was made for clusters.
@@ -404,7 +407,7 @@ int cluster_norm_cuda(const RmsNormParams& params, void* stream) {
   const int num_own = owners.rows_of(exchange.rank, params.num_rows);
   const int error = launch_rows<From::kOwnInbox>(of_rows, num_own, stream);
   if (error != cudaSuccess) return error;
-  return cuda::launch(await_rows_kernel, 1, kMaxRowsToOwners, 0, stream, of_rows.from, owners,
+  return cuda::launch(await_rows_kernel, 1, kAwaitThreads, 0, stream, of_rows.from, owners,
                       exchange.rank, params.num_rows);
 }
 

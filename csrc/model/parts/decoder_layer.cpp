@@ -54,6 +54,12 @@ LayerPart LayerGeometry::part() const {
   return {q_heads, Part(rank.rank * num_kv_heads / rank.size, 1, num_kv_heads), intermediate};
 }
 
+int LayerGeometry::max_splits() const {
+  const LayerPart all = part();
+  return std::max(linear_num_splits(hidden_size, all.q_heads.whole * head_dim),
+                  linear_num_splits(hidden_size, all.intermediate.whole));
+}
+
 LayerGeometry geometry_of(const std::vector<LayerSpec>& layers, int hidden_size,
                           float rms_norm_eps) {
   OPENSPEC_CHECK_ARG(!layers.empty(), "a model needs layers");
@@ -129,7 +135,11 @@ DecoderScratch::DecoderScratch(const LayerGeometry& geometry, DType dtype, Devic
       exchange_(exchange),
       at_(plan(geometry, dtype, device, limits, num_threads)),
       buffer_(at_.total, memory_of(device)) {
-  if (exchange_ != nullptr) exchange_->give_area(buffer_.at(at_.residual), at_.end_of_shared);
+  if (exchange_ != nullptr) {
+    exchange_->give_area(buffer_.at(at_.residual), at_.end_of_shared);
+    round_rows_ =
+        most_round_rows(device, geometry.rank.size, geometry.max_splits(), geometry.hidden_size);
+  }
 #ifdef OPENSPEC_CUDA
   if (device == Device::kCuda) {
     device::fill_zero(buffer_.at(at_.linear), kLinearWorkspaceBytesCuda, nullptr);
@@ -329,9 +339,9 @@ void DecoderPass::norm_of_sums(const RmsNormParams& norm, bool is_read) {
   const PackedLinear& weight = *due_.weight;
   const auto bytes = static_cast<int64_t>(dtype_bytes(norm.dtype));
   const int64_t out_stride = norm.out_stride == 0 ? norm.width : norm.out_stride;
-  for (int row = 0; row < norm.num_rows; row += kMaxRoundRows) {
+  for (int row = 0; row < norm.num_rows; row += scratch_.round_rows_) {
     RmsNormParams slice = norm;
-    slice.num_rows = std::min(kMaxRoundRows, norm.num_rows - row);
+    slice.num_rows = std::min(scratch_.round_rows_, norm.num_rows - row);
     slice.residual = static_cast<std::byte*>(norm.residual) + row * norm.width * bytes;
     slice.out = static_cast<std::byte*>(norm.out) + row * out_stride * bytes;
     const void* x = static_cast<const std::byte*>(due_.x) + row * weight.num_inputs * bytes;

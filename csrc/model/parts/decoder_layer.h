@@ -30,6 +30,8 @@ struct LayerGeometry : AttentionSpec, DenseMlpSpec {
   int attention_inputs() const { return num_inputs * hidden_size; }
   /// Throws ArgumentError with the reason where ranks cannot share a layer.
   LayerPart part() const;
+  /// Of o_proj and down_proj.
+  int max_splits() const;
   // Of the rank's part.
   int q_width() const { return part().q_heads.count * head_dim; }
   int kv_width() const { return part().kv_heads.count * head_dim; }
@@ -132,6 +134,7 @@ class DecoderScratch {
   DType dtype_;
   int max_tokens_;
   SumExchange* exchange_;
+  int round_rows_ = 0;  // of a round of the exchange, at most
   Places at_;
   Buffer buffer_;
 };

@@ -12,14 +12,18 @@
 
 namespace openspec {
 
+inline constexpr int kHostRoundRows = 512;
+
 /// Rows of a round, at most: a pass of more goes through its exchange in slices.
-inline constexpr int kMaxRoundRows = kMaxRowsToOwners;
+constexpr int most_round_rows(Device device, int num_ranks, int max_splits, int width) {
+  return device == Device::kCpu ? kHostRoundRows : most_round_rows(num_ranks, max_splits, width);
+}
 
 /// Floats of a slot of an exchange, of passes of `max_rows`: on the host one memory has all of a
 /// round's sums, on CUDA each rank has what comes to it.
 constexpr int64_t slot_floats(Device device, int num_ranks, int max_splits, int max_rows,
                               int width) {
-  const int most = std::min(max_rows, kMaxRoundRows);
+  const int most = std::min(max_rows, most_round_rows(device, num_ranks, max_splits, width));
   if (device == Device::kCpu) return int64_t{max_splits} * most * width;
   return slot_floats(num_ranks, max_splits, most, width);
 }
@@ -29,7 +33,7 @@ constexpr int64_t slot_floats(Device device, int num_ranks, int max_splits, int 
 class SumExchange {
  public:
   virtual ~SumExchange() = default;
-  /// A round of at most kMaxRoundRows rows: the sums of the rank's splits go to all ...
+  /// A round of at most most_round_rows() rows: the sums of the rank's splits go to all ...
   virtual void send(const ExecContext& exec, LinearParams product) = 0;
   /// ... and the norm adds those of all ranks, as many as `num_partials`. Where rows have owners,
   /// residuals of other ranks' rows are there afterwards only if `shares_residual`. Throws if

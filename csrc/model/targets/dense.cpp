@@ -76,11 +76,7 @@ class DenseTarget final : public TargetModel, DecoderModel<DenseConfig, DenseTen
   }
   static size_t exchange_bytes_of(const TargetSetup& setup) {
     const DenseConfig c(setup.spec, setup.rank);
-    const LayerPart part = c.part();
-    const int num_splits =
-        std::max(linear_num_splits(c.hidden_size, part.q_heads.whole * c.head_dim),
-                 linear_num_splits(c.hidden_size, part.intermediate.whole));
-    return static_cast<size_t>(slot_floats(setup.device, setup.rank.size, num_splits,
+    return static_cast<size_t>(slot_floats(setup.device, setup.rank.size, c.max_splits(),
                                            setup.limits.max_rows, c.hidden_size)) *
            sizeof(float);
   }

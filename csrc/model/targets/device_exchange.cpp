@@ -12,8 +12,6 @@ namespace openspec {
 
 namespace {
 
-constexpr size_t kMaxInboxBytes = size_t{256} << 20;
-
 int64_t slot_floats(const TargetSetup& whole) {
   return static_cast<int64_t>(target_kind(whole.spec.kind).exchange_bytes(whole) / sizeof(float));
 }

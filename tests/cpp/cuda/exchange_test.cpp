@@ -73,10 +73,10 @@ TEST(owners_have_the_bits_of_one_device) {
   for (const Shape& shape : products()) {
     for (int num_ranks = 2; num_ranks <= shape.num_splits; num_ranks *= 2) {
       for (const bool sends_residuals : {true, false}) {
-        SharedProduct product(shape, num_ranks, kMaxRowsToOwners);
-        Ranks ranks(num_ranks, product.slot_floats(kMaxRowsToOwners));
+        SharedProduct product(shape, num_ranks, 1100);
+        Ranks ranks(num_ranks, product.slot_floats(1100));
         int period = 0;
-        for (const int num_rows : {257, 300, 129, 509, 512, 200, 64, 128, 100, 256}) {
+        for (const int num_rows : {257, 300, 129, 1100, 509, 513, 200, 64, 128, 100, 256}) {
           const RowOwners owners = product.form(num_rows).owners;
           if (!owners.exist()) continue;
           const std::string what = std::to_string(num_rows) + " rows";
@@ -105,7 +105,7 @@ TEST(owners_have_the_bits_of_one_device) {
 TEST(every_row_keeps_its_owner) {
   for (const int width : {320, 2048, 4096, 5120, 8192}) {
     for (const int num_ranks : {2, 4, 8}) {
-      for (int num_rows = 1; num_rows <= kMaxRowsToOwners; ++num_rows) {
+      for (int num_rows = 1; num_rows <= kMaxRoundRows; ++num_rows) {
         const RowOwners owners = round_form(num_ranks, 8, num_rows, width).owners;
         CHECK_EQ(owners.exist(), have_owners(num_rows, width));
         std::vector<int> counts(static_cast<size_t>(num_ranks));

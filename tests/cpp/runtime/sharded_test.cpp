@@ -248,12 +248,12 @@ TEST(texts_are_those_of_one_rank) {
 }
 
 TEST(passes_of_many_rows_go_in_slices) {
-  const std::vector<Job> jobs = {{testing::random_prompt(1, 2 * kMaxRoundRows + 88, kVocab), {}},
+  const std::vector<Job> jobs = {{testing::random_prompt(1, 2 * kHostRoundRows + 88, kVocab), {}},
                                  {testing::random_prompt(2, 5, kVocab), {}}};
   std::vector<Ids> expected;
   for (const int num_ranks : {1, 2, 8}) {
     RunnerConfig config = config_of(num_ranks, 2);
-    config.max_num_batched_tokens = config.max_model_len = 3 * kMaxRoundRows;
+    config.max_num_batched_tokens = config.max_model_len = 3 * kHostRoundRows;
     Runner runner(config, 400);
     load_random_weights(runner);
     const std::vector<Ids> texts = run(runner, jobs, config.max_num_batched_tokens);
@@ -335,9 +335,9 @@ TEST(inboxes_on_cuda_hold_a_round_and_have_a_limit) {
   // five.
   CHECK_EQ(bytes(8192, 2, 256), expected(5 * 204));
   CHECK_EQ(bytes(8192, 2, 2048), expected(5 * 409));
-  CHECK_EQ(bytes(8192, 4, 2048), expected(7 * 128));
+  CHECK_EQ(bytes(8192, 4, 2048), expected(7 * 256));
   for (const int max_rows : {32, 64, 256}) CHECK_EQ(bytes(8192, 8, max_rows), expected(8 * 32));
-  CHECK_EQ(bytes(8192, 8, 2048), expected(8 * 64));
+  CHECK_EQ(bytes(8192, 8, 2048), expected(8 * 256));
   CHECK_THROWS(bytes(16384, 2, 2048), ArgumentError, "would take 383 MiB of each, more than 256");
 }
 
