@@ -84,7 +84,8 @@ constexpr int chain_grain(int num_steps) { return std::gcd(num_steps, kBlockStep
 constexpr int fixed_registers(WeightForm form, int num_tiles, int num_steps) {
   const int held = 2 * num_tiles * num_steps + 4 * num_tiles;  // activations and accumulators
   if (is_e4m3(form)) {
-    const int all = held + (has_blocks(form) ? 4 * num_tiles + 4 : 0) + (num_tiles > 1 ? 56 : 48);
+    const int more = (has_blocks(form) ? 4 * num_tiles + 4 : 0) + (num_steps % 4 == 0 ? 0 : 8);
+    const int all = held + more + (num_tiles > 1 ? 56 : 48);
     return held <= 88 && all > 128 ? 128 : std::min(240, all / 8 * 8);
   }
   if (held <= 40 && num_tiles > 1) return 72;

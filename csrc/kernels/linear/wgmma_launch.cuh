@@ -84,7 +84,9 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, JobType job,
   job.is_f32 = writes_f32(params);
   job.tile_units = plan.tile_units;
   job.num_stages = num_stages(plan, params);
-  if (job.num_stages < min_stages(kForm)) return cudaErrorInvalidValue;
+  if (job.num_stages < min_stages(kForm) || plan.tile_units > max_units(params, kRows)) {
+    return cudaErrorInvalidValue;
+  }
 
   const int num_splits = num_splits_apart(params);
   job.num_row_tiles = ceil_div(params.num_rows, kRows * kCluster);
