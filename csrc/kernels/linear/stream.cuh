@@ -205,10 +205,12 @@ __device__ __forceinline__ void multiply_chain(ChainSums<kForm, kTiles>& sums,
           multiply_add(sums.products[tile], weights, x[tile][0], x[tile][1]);
         }
         if constexpr (has_blocks(kForm)) {
+          const BlockScales scales(weight, unit);
           const int step = chain.first_step + begin + i;
-          if (segment_end(weight, step, chain.first_step + chain.num_steps) == step + 1) {
-            const float* at = block_scales(weight, unit, step);
-            sums.end_segment({__ldg(at), __ldg(at + weight.num_scale_blocks())});
+          if (scales.segment_end(step, chain.first_step + chain.num_steps) == step + 1) {
+            float of_segment[2];
+            scales.get(step, of_segment);
+            sums.end_segment(of_segment);
           }
         }
       }

@@ -149,9 +149,9 @@ class UnitScales {
                                         int lane)
       : weight_(weight) {
     if constexpr (has_blocks(kForm)) {
-      const int before = steps_before(weight) + first_step;
+      const int before = scale_phase(weight) + first_step;
       phase_ = before % kBlockSteps;
-      const int block = before / kBlockSteps - weight.scale_block(0) + lane / 2;
+      const int block = before / kBlockSteps + lane / 2;
       const int num_blocks = weight.num_scale_blocks();
       at_ = lane % 2 * num_blocks + min(block, num_blocks - 1);
       fetch(unit);

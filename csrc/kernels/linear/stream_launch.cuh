@@ -167,7 +167,7 @@ Variant<Geometry> fixed_variant(const LinearParams& params) {
   const bool is_wide = params.partials != nullptr &&
                        device_limits().shared_per_sm - 2 * kReservedBytes >= kWideSharedBytes;
   const int num_tiles = ceil_div(params.num_rows, 8), chain_steps = split_size / kLinearChains;
-  if (has_blocks(kForm) && steps_before(weight) % chain_grain(chain_steps) != 0) return {};
+  if (has_blocks(kForm) && scale_phase(weight) % chain_grain(chain_steps) != 0) return {};
   // Only sums without a bias are sent. With e4m3 all others may have one.
   constexpr bool kHasBias = is_e4m3(kForm) && !kSends<Geometry>;
   Variant<Geometry> found;

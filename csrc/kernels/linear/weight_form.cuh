@@ -62,9 +62,9 @@ OPENSPEC_HD constexpr uint32_t e4m3_lower_bits(uint32_t code) {
 
 inline constexpr int kBlockSteps = kScaleInputs / kLinearStep;  // of a block of scales
 
-/// Steps of the whole matrix before those that are here.
-OPENSPEC_HD constexpr int steps_before(const PackedLinear& weight) {
-  return weight.shard.first_input / kLinearStep;
+/// Steps of the first block of scales before those that are here.
+OPENSPEC_HD constexpr int scale_phase(const PackedLinear& weight) {
+  return weight.shard.first_input % kScaleInputs / kLinearStep;
 }
 
 #ifdef __CUDACC__
@@ -96,19 +96,29 @@ __device__ __forceinline__ uint2 load_codes(uint32_t address) {
   return codes;
 }
 
-/// Where a unit's scales of blocks are: for the block that a step which is here lies in, of the
-/// first 8 outputs and, num_scale_blocks() further, of the other 8.
-__device__ __forceinline__ const float* block_scales(const PackedLinear& weight, int unit,
-                                                     int step) {
-  return weight.scales + static_cast<int64_t>(unit) * 2 * weight.num_scale_blocks() +
-         (weight.scale_block(step * kLinearStep) - weight.scale_block(0));
-}
+/// A unit's scales of blocks, for steps that are here.
+struct BlockScales {
+  const float* first;  // of its first 8 outputs
+  int num_blocks;      // from there to those of the other 8
+  unsigned phase;
 
-/// The step after `step` that begins another segment of a chain which ends before step `end`.
-__device__ __forceinline__ int segment_end(const PackedLinear& weight, int step, int end) {
-  const int before = steps_before(weight);
-  return min(end, (before + step) / kBlockSteps * kBlockSteps + kBlockSteps - before);
-}
+  __device__ __forceinline__ BlockScales(const PackedLinear& weight, int unit)
+      : first(weight.scales + static_cast<int64_t>(unit) * 2 * weight.num_scale_blocks()),
+        num_blocks(weight.num_scale_blocks()),
+        phase(scale_phase(weight)) {}
+
+  /// The step after `step` that begins another segment of a chain which ends before step `end`.
+  __device__ __forceinline__ int segment_end(int step, int end) const {
+    return min(end,
+               static_cast<int>((phase + step) / kBlockSteps * kBlockSteps + kBlockSteps - phase));
+  }
+  /// Of the segment with `step`: of outputs lane / 4 and 8 further.
+  __device__ __forceinline__ void get(int step, float (&scales)[2]) const {
+    const float* at = first + (phase + step) / kBlockSteps;
+    scales[0] = __ldg(at);
+    scales[1] = __ldg(at + num_blocks);
+  }
+};
 
 /// The sums of a warp's chain in tiles of 8 rows. `products` are those since the last segment; a
 /// chain without segments has no other.

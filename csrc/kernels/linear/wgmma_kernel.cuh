@@ -142,26 +142,25 @@ __device__ __forceinline__ void send_f32(const GroupOutput& to, const Outbox& ou
 }
 
 /// chain_sums = those of steps [begin, end) of what is here: of segments with scales of their own
-/// where the form has blocks, scales of `unit`.
+/// where the form has blocks.
 template <WeightForm kForm, int kRows, typename Reader>
-__device__ __forceinline__ void multiply_chain(const PackedLinear& weight, Reader& reader, int unit,
-                                               int begin, int end, float (&chain_sums)[kRows / 2]) {
+__device__ __forceinline__ void multiply_chain(Reader& reader, const BlockScales& scales, int begin,
+                                               int end, float (&chain_sums)[kRows / 2]) {
   if constexpr (!has_blocks(kForm)) {
     reader.multiply(chain_sums, end - begin);
   } else {
-    const int num_blocks = weight.num_scale_blocks();
-    float products[kRows / 2] = {};  // see multiply_tiles
+    float products[kRows / 2] = {};  // as own_sums below
 #pragma unroll
     for (int i = 0; i < kRows / 2; ++i) chain_sums[i] = 0.0f;
 #pragma unroll 1
     while (begin < end) {
-      const int next = segment_end(weight, begin, end);
-      const float* at = block_scales(weight, unit, begin);
-      const float scales[2] = {__ldg(at), __ldg(at + num_blocks)};
+      const int next = scales.segment_end(begin, end);
+      float of_segment[2];
+      scales.get(begin, of_segment);
       reader.multiply(products, next - begin);
 #pragma unroll
       for (int i = 0; i < kRows / 2; ++i) {
-        chain_sums[i] = __fmaf_rn(products[i], scales[i / 2 % 2], chain_sums[i]);
+        chain_sums[i] = __fmaf_rn(products[i], of_segment[i / 2 % 2], chain_sums[i]);
       }
       begin = next;
     }
@@ -179,6 +178,7 @@ __device__ __forceinline__ void add_split(const PackedLinear& weight, Reader& re
   // and without a value here they would take registers from one tile to the next.
   float own_sums[kRows / 2] = {};
   float (&chain_sums)[kRows / 2] = kStores ? sums : own_sums;
+  const BlockScales scales(weight, unit);
   if constexpr (!kStores) {
     // The first chain as it is: minus zero leaves all sums alone, which below zero may have become
     // zero by a scale. Without scales wgmma alone has chains of minus zero.
@@ -187,7 +187,7 @@ __device__ __forceinline__ void add_split(const PackedLinear& weight, Reader& re
   }
 #pragma unroll 1
   for (int chain = 0; chain < kLinearChains; ++chain) {
-    multiply_chain<kForm, kRows>(weight, reader, unit, chain_begin(steps.begin, steps.end, chain),
+    multiply_chain<kForm, kRows>(reader, scales, chain_begin(steps.begin, steps.end, chain),
                                  chain_begin(steps.begin, steps.end, chain + 1), chain_sums);
     if constexpr (kStores) {
       if (chain > 0) add_stored(sums, stored);

@@ -15,8 +15,8 @@ namespace openspec::cuda {
 /// As ChainReader, with weights in registers: each lane reads the codes of its outputs, 8 bytes a
 /// step, and widens them to the first operand. A *piece* is what lies between two ends of stages or
 /// chains, 1 to 4 steps. While the products of a piece are under way, the codes of the next are
-/// read and widened, into the other of two sets of registers. Codes are read beyond the end of a
-/// chain, not beyond the tile's: the next chain begins with what is there.
+/// read and widened, into the other of two sets of registers; the first of a chain, or of a part of
+/// one, is in set 0.
 template <int kRows, int kCluster>
 class WideningReader : public StageReader<kCluster> {
  public:
@@ -30,20 +30,29 @@ class WideningReader : public StageReader<kCluster> {
   __device__ __forceinline__ void begin_tile(int, int num_steps) {
     steps_left_ = num_steps;
     read_codes();
+    widen_codes<0>();
   }
 
   /// sums = the chain of the next `num_steps` steps, or a part of one.
   __device__ __forceinline__ void multiply(float (&sums)[kRows / 2], int num_steps) {
     int keep = 0;
+    bool is_odd = false;
 #pragma unroll 1
-    while (multiply_piece<0>(sums, num_steps, keep) && multiply_piece<1>(sums, num_steps, keep)) {
-    }
+    do {
+      is_odd = !multiply_piece<0>(sums, num_steps, keep);
+    } while (!is_odd && multiply_piece<1>(sums, num_steps, keep));
     wgmma::wait_products<0>();
     wgmma::pin(sums);
     pin_weights<0>();
     pin_weights<1>();
     release(left_);
     left_ = 0;
+    if (!is_odd) return;
+#pragma unroll
+    for (int i = 0; i < kStageSteps; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) weights_[0][i][j] = weights_[1][i][j];
+    }
   }
 
  private:
@@ -64,12 +73,17 @@ class WideningReader : public StageReader<kCluster> {
     rows_ = __shfl_sync(0xffffffffu, rows, 0);  // in a uniform register
   }
 
-  /// The next piece; whether more of the chain is left.
+  template <int kSet>
+  __device__ __forceinline__ void widen_codes() {
+#pragma unroll
+    for (int i = 0; i < kStageSteps; ++i) widen(codes_[i], weights_[kSet][i]);
+  }
+
+  /// The next piece, which is in set kSet; whether more of the chain is left. The one after it
+  /// comes into the other set.
   template <int kSet>
   __device__ __forceinline__ bool multiply_piece(float (&sums)[kRows / 2], int& num_steps,
                                                  int& keep) {
-#pragma unroll
-    for (int i = 0; i < kStageSteps; ++i) widen(codes_[i], weights_[kSet][i]);
     const int count = min(num_steps, kStageSteps - step_);
     if (count == kStageSteps) {
       start<kSet, kStageSteps>(sums, keep);
@@ -91,6 +105,7 @@ class WideningReader : public StageReader<kCluster> {
     wgmma::wait_products<1>();
     pin_weights<1 - kSet>();
     release(before);
+    widen_codes<1 - kSet>();
     return num_steps > 0;
   }
 
