@@ -145,10 +145,24 @@ struct Shape {
   bool may_split = false;
 };
 
-void bench_linear(const char* model, const std::vector<Shape>& shapes, DType dtype) {
+void bench_linear(const char* model, const std::vector<Shape>& shapes, DType dtype,
+                  ScaleKind scale_kind = ScaleKind::kNone) {
+  const bool has_codes = scale_kind != ScaleKind::kNone;
+  const char* format = !has_codes                           ? "bf16"
+                       : scale_kind == ScaleKind::kOutput ? "e4m3, channels"
+                                                            : "e4m3, blocks";
   for (const Shape& shape : shapes) {
-    const size_t bytes =
-        linear_packed_bytes_cpu(shape.num_outputs, shape.num_inputs, shape.epilogue);
+    const PackedLinear weight = {
+        .num_outputs = shape.num_outputs,
+        .num_inputs = shape.num_inputs,
+        .layout = linear_layout_cpu(shape.num_inputs),
+        .epilogue = shape.epilogue,
+        .num_splits =
+            shape.may_split ? linear_num_splits(shape.num_outputs, shape.num_inputs) : 1,
+        .format = has_codes ? MatrixFormat::kE4M3 : MatrixFormat::kBF16,
+        .scale_kind = scale_kind};
+    const size_t bytes = linear_packed_bytes_cpu(weight);
+    const Aligned<float> scales(static_cast<size_t>(weight.num_scales()) + 1, 0.01f);
     // Copies worth 16 MB: more than the cores' own caches, about what the tiny model weighs.
     const size_t num_copies = std::max<size_t>(1, (size_t{16} << 20) / bytes);
     Aligned<uint16_t> weights(num_copies * bytes / 2, 0x3c01);
@@ -156,15 +170,12 @@ void bench_linear(const char* model, const std::vector<Shape>& shapes, DType dty
       if (num_rows > 16 && bytes > (size_t{100} << 20)) continue;
       const Aligned<float> x = normals(static_cast<size_t>(num_rows * shape.num_inputs));
       Aligned<float> out(static_cast<size_t>(num_rows * shape.num_outputs));
-      Aligned<float> workspace(linear_workspace_bytes_cpu(num_rows, shape.num_inputs, dtype) / 4 +
-                               1);
+      const size_t workspace_bytes =
+          linear_workspace_bytes_cpu(num_rows, shape.num_inputs, dtype, weight.layout);
+      Aligned<float> workspace(workspace_bytes / 4 + 1);
       LinearParams params;
-      params.weight = {.num_outputs = shape.num_outputs,
-                       .num_inputs = shape.num_inputs,
-                       .epilogue = shape.epilogue,
-                       .num_splits = shape.may_split ? linear_num_splits(shape.num_outputs,
-                                                                         shape.num_inputs)
-                                                     : 1};
+      params.weight = weight;
+      if (has_codes) params.weight.scales = scales.data();
       params.x = x.data();
       params.out = out.data();
       params.num_rows = num_rows;
@@ -177,8 +188,8 @@ void bench_linear(const char* model, const std::vector<Shape>& shapes, DType dty
         linear_cpu(exec(), params);
       });
       const double flops = 2.0 * num_rows * shape.num_outputs * shape.num_inputs;
-      std::printf("linear      %-5s %-8s %4d rows %10.1f us %7.1f GB/s %8.1f GFLOP/s\n", model,
-                  shape.name, num_rows, time * 1e6, static_cast<double>(bytes) / time * 1e-9,
+      std::printf("linear      %-5s %-8s %-14s %4d rows %10.1f us %7.1f GB/s %8.1f GFLOP/s\n",
+                  model, shape.name, format, num_rows, time * 1e6, static_cast<double>(bytes) / time * 1e-9,
                   flops / time * 1e-9);
     }
   }
@@ -399,6 +410,7 @@ int main(int argc, char** argv) {
       isa_name(cpu_isa()), num_threads, peak_flops() * 1e-9, read_rate(size_t{16} << 20) * 1e-9,
       read_rate(size_t{256} << 20) * 1e-9);
   constexpr LinearEpilogue kNone = LinearEpilogue::kNone, kSwiGlu = LinearEpilogue::kSwiGlu;
+  for (const ScaleKind kind : {ScaleKind::kNone, ScaleKind::kOutput, ScaleKind::kBlock}) {
   if (is_wanted("linear tiny")) {
     bench_linear("tiny",
                  {{"qkv", 768, 320, kNone},
@@ -406,7 +418,7 @@ int main(int argc, char** argv) {
                   {"gate_up", 2432, 320, kSwiGlu},
                   {"down", 320, 1216, kNone, true},
                   {"lm_head", 4096, 320, kNone}},
-                 DType::kF32);
+                 DType::kF32, kind);
   }
   if (is_wanted("linear SmolLM")) {
     bench_linear("135M",
@@ -415,7 +427,7 @@ int main(int argc, char** argv) {
                   {"gate_up", 3072, 576, kSwiGlu},
                   {"down", 576, 1536, kNone, true},
                   {"lm_head", 49152, 576, kNone}},
-                 DType::kF32);
+                 DType::kF32, kind);
   }
   if (is_wanted("linear 0.6B")) {
     bench_linear("0.6B",
@@ -424,7 +436,8 @@ int main(int argc, char** argv) {
                   {"gate_up", 6144, 1024, kSwiGlu},
                   {"down", 1024, 3072, kNone, true},
                   {"lm_head", 151936, 1024, kNone}},
-                 DType::kF32);
+                 DType::kF32, kind);
+  }
   }
   if (is_wanted("pack")) bench_pack();
   if (is_wanted("attention")) {

@@ -129,6 +129,15 @@ std::vector<int64_t> integers_of(const BufferBytes& bytes) {
   return {values.begin(), values.end()};
 }
 
+/// The type of the numbers of a safetensors code.
+DType dtype_of(const std::string& name, const std::string& code) {
+  if (code == "BF16") return DType::kBF16;
+  if (code == "F32") return DType::kF32;
+  OPENSPEC_CHECK_ARG(code == "F8_E4M3", "tensor ", name, " must be BF16, F32 or F8_E4M3, is ",
+                     code);
+  return DType::kE4M3;
+}
+
 /// A tensor of the target or of the draft model, which may have token ids too.
 template <bool kIsDraft>
 void load_tensor(Runner& runner, const std::string& name, const py::buffer& data,
@@ -142,11 +151,10 @@ void load_tensor(Runner& runner, const std::string& name, const py::buffer& data
         name, dtype == "I64" ? integers_of<int64_t>(bytes) : integers_of<int32_t>(bytes));
     return;
   }
-  OPENSPEC_CHECK_ARG(dtype == "BF16" || dtype == "F32", "tensor ", name, " must be ",
-                     kIsDraft ? "BF16, F32, I64 or I32" : "BF16 or F32", ", is ", dtype);
+  const DType type = dtype_of(name, dtype);
   py::gil_scoped_release nogil;
   for (Weights* weights : all) {
-    weights->load(name, bytes.data(), bytes.size(), dtype == "F32" ? DType::kF32 : DType::kBF16);
+    weights->load(name, bytes.data(), bytes.size(), type);
   }
 }
 

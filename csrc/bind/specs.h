@@ -61,6 +61,22 @@ struct Description<LayerSpec> {
 };
 
 template <>
+struct Description<TensorScale> {
+  static constexpr const char* kClass = "TensorScale";
+  static constexpr Field<TensorScale> kFields[] = {
+      {"name", read_as<&TensorScale::name>},
+      {"shape", read_as<&TensorScale::shape>},
+      {"form",
+       [](TensorScale& scale, const pybind11::handle& value) {
+         scale.form = parse<TensorScale::Form>("form", value.cast<std::string>(),
+                                               {{"tensor", TensorScale::Form::kTensor},
+                                                {"channel", TensorScale::Form::kChannel},
+                                                {"block", TensorScale::Form::kBlock}});
+       }},
+  };
+};
+
+template <>
 struct Description<TargetSpec> {
   static constexpr const char* kClass = "TargetSpec";
   static constexpr Field<TargetSpec> kFields[] = {
@@ -70,6 +86,7 @@ struct Description<TargetSpec> {
       {"rms_norm_eps", read_as<&TargetSpec::rms_norm_eps>},
       {"tie_word_embeddings", read_as<&TargetSpec::tie_word_embeddings>},
       {"layers", read_as<&TargetSpec::layers>},
+      {"quantized", read_as<&TargetSpec::quantized>},
   };
 };
 

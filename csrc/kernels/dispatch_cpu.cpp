@@ -63,7 +63,8 @@ void check_candidates(const TokenPairs& pairs, int top_k) {
 
 bool has_isa(Isa isa) {
 #ifdef OPENSPEC_X86_ISAS
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                        __builtin_cpu_supports("f16c");
   switch (isa) {
     case Isa::kBaseline:
       return true;
@@ -88,7 +89,8 @@ bool has_matrix_unit() {
     unsigned a, b, c, d;
     if (!has_isa(Isa::kAvx512) || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
     constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
-    if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
+    constexpr unsigned kAvx512Vbmi = 1u << 1;  // of c
+    if ((d & kAmxBf16) == 0 || (d & kAmxTile) == 0 || (c & kAvx512Vbmi) == 0) return false;
     constexpr long kRequestPermission = 0x1023, kTileData = 18;
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();
@@ -124,7 +126,7 @@ void linear_cpu(const ExecContext& exec, const LinearParams& params) {
                  " outputs, or some of its ", weight.num_splits, " splits");
   OPENSPEC_CHECK(has_legal_output(params), "sums of a shard of inputs stay apart, those of an ",
                  "epilogue do not, and rows of outputs do not overlap");
-  OPENSPEC_CHECK(weight.format == MatrixFormat::kBF16, "CPU linears read bf16 weights");
+  OPENSPEC_CHECK(has_legal_scales(weight), "codes have scales, and bf16 weights have none");
   if (weight.layout == LinearLayout::kLines) {
     ops().linear(exec, params);
     return;

@@ -11,6 +11,7 @@ import msgspec
 
 from openspec import drafters
 from openspec.checkpoint.folder import check_source, downloaded, is_hub_id, split_revision
+from openspec.checkpoint.quantization.weight_format import QUANTIZATIONS
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.drafters.spec import DrafterSpec, DraftSetup, OptionValue
 from openspec.errors import ConfigError
@@ -59,6 +60,14 @@ class EngineConfig:
     """Draft only where measured step times and acceptance say that it pays. Never changes text."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of activations and KV. auto: float32 on cpu, bfloat16 on cuda, which has no other."""
+    quantization: str | None = named(None, "FORMAT")
+    """Make FP8 of the matrices of a bfloat16 checkpoint at load: fp8 with a scale for each output
+    channel, fp8_per_tensor, or fp8_per_block. A checkpoint that is FP8 says so itself; beside it
+    the name of its method, such as compressed-tensors, is only checked. Draft heads stay as they
+    are. Default: weights as the checkpoint has them."""
+    kv_cache_dtype: str = named("auto", "TYPE")
+    """Type of the KV cache: auto or bfloat16. auto: that of the activations. fp8 is not taken
+    yet."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run. auto: cuda if this build and this machine can, else cpu."""
     max_model_len: int | None = number(None, 2, 1 << 24)
@@ -171,6 +180,15 @@ class EngineConfig:
             raise ConfigError(
                 "gpu_memory_utilization must be above 0 and at most 1, got "
                 f"{self.gpu_memory_utilization}"
+            )
+        if self.quantization not in (None, *QUANTIZATIONS):
+            raise ConfigError(
+                f"quantization must be {' or '.join(QUANTIZATIONS)}, got {self.quantization!r}"
+            )
+        if self.kv_cache_dtype not in ("auto", "bfloat16"):
+            raise ConfigError(
+                f"kv_cache_dtype must be auto or bfloat16, got {self.kv_cache_dtype!r}: a KV cache "
+                "in FP8 is not taken yet; drop it"
             )
         if self.tensor_parallel_size not in TENSOR_PARALLEL_SIZES:
             raise ConfigError(

@@ -362,6 +362,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     memory_plan: dict[str, int]
     startup_seconds: float
+    weights: str = "bfloat16"
+    """How the model's matrices are stored: bfloat16, or what of FP8."""
     tensor_parallel_size: int = 1
     """Ranks that share the model; the memory plan is one's."""
     max_draft_tokens: int = 0

@@ -1,4 +1,4 @@
-"""Targets of other families for the gates: the embedded model's weights under other switches.
+"""Other targets for the gates: the embedded model's weights under other switches, or in FP8.
 
 What they write means little, but it has the embedded model's tokens and often repeats, and its
 heads read them: they have the widths and layers that these were made for.
@@ -18,6 +18,7 @@ import torch
 from bench.random_target import PUBLISHED, random_tensor, tensor_shapes
 
 from openspec.config import EMBEDDED_MODEL
+from openspec.tools.quantize import write_quantized
 
 FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 """Removed when the process ends."""
@@ -41,6 +42,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
     },
 }
+QUANTIZED = {"fp8 channel": "fp8", "fp8 tensor": "fp8_per_tensor", "fp8 block": "fp8_per_block"}
+"""The embedded model with scales of each kind -> what --quantization calls it."""
+NAMES = (*SHAPES, *QUANTIZED)
 
 
 @cache
@@ -48,6 +52,11 @@ def folder(name: str) -> Path:
     """A model folder with tokenizer, and with the heads that come with the embedded model."""
     FOLDERS.append(tempfile.TemporaryDirectory(prefix="openspec-"))
     root = Path(FOLDERS[-1].name) / name
+    if name in QUANTIZED:
+        write_quantized(EMBEDDED_MODEL, root, QUANTIZED[name])
+        for head in filter(Path.is_dir, EMBEDDED_MODEL.iterdir()):
+            shutil.copytree(head, root / head.name)
+        return root
     shutil.copytree(EMBEDDED_MODEL, root)
     embedded = json.loads((root / "config.json").read_text())
     same = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "eos_token_id")

@@ -7,6 +7,7 @@ do not depend on how its tokens were cut into steps, bit for bit.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from bench.random_target import PUBLISHED, write_random_target
 
 import openspec
 from openspec import _C
+from openspec.checkpoint.quantization.weight_format import WeightFormat
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import load_weights
 from openspec.messages import SamplingParams
@@ -210,12 +212,14 @@ class Subject:
         num_threads: int = 2,
         device: str = "cpu",
         tensor_parallel_size: int = 1,
+        weight_format: WeightFormat | None = None,
     ) -> None:
         config = ModelConfig.from_folder(folder)
+        weights = weight_format or WeightFormat()
         self.num_layers = config.num_layers
         self.runner = _C.Runner(
             RunnerConfig(
-                target=config.spec,
+                target=dataclasses.replace(config.spec, quantized=weights.quantized),
                 device=device,
                 dtype=dtype,
                 page_size=16,
@@ -237,7 +241,7 @@ class Subject:
             ),
             64,
         )
-        load_weights(self.runner, folder)
+        load_weights(self.runner, folder, weight_format=weights)
         self.runner.set_capture(range(config.num_layers))
 
     def add(self, token_ids: Sequence[int], **params: Any) -> int:

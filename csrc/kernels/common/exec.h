@@ -9,9 +9,11 @@
 namespace openspec {
 
 /// Element type of a buffer.
-enum class DType : uint8_t { kF32, kBF16 };
+enum class DType : uint8_t { kF32, kBF16, kE4M3 };  // kE4M3: a checkpoint's codes alone
 
-inline size_t dtype_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+inline size_t dtype_bytes(DType dtype) {
+  return dtype == DType::kF32 ? 4 : dtype == DType::kBF16 ? 2 : 1;
+}
 
 enum class Device : uint8_t { kCpu, kCuda };
 

@@ -31,6 +31,43 @@ struct alignas(64) TileConfig {
   uint8_t num_rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
+constexpr int kBlockElements = 2 * kTileElements;  // of a panel: two tiles of weights
+constexpr int kWidened = 4;  // blocks of widened weights that are kept: the next ones overlap
+
+// The bytes of a code's bf16, without its sign.
+struct CodeBytes {
+  alignas(64) uint8_t low[128] = {}, high[128] = {};
+
+  constexpr CodeBytes() {
+    for (int code = 1; code < 128; ++code) {
+      int bits = (code << 4) + (120 << 7);
+      if (code < 8) {  // subnormal: code * 2^-9
+        const int top = code < 2 ? 0 : code < 4 ? 1 : 2;
+        bits = ((top - 9 + 127) << 7) + (code << (7 - top) & 0x7f);
+      }
+      low[code] = static_cast<uint8_t>(bits);
+      high[code] = static_cast<uint8_t>(bits >> 8);
+    }
+  }
+};
+constexpr CodeBytes kCodeBytes;
+
+// A block of codes as bf16. Of 64 codes the even runs of 8 are the first tile row's (pack_cpu.cpp).
+OPENSPEC_INLINE void widen(const char* codes, uint16_t* to) {
+  const __m512i low_0 = _mm512_load_si512(kCodeBytes.low);
+  const __m512i low_1 = _mm512_load_si512(kCodeBytes.low + 64);
+  const __m512i high_0 = _mm512_load_si512(kCodeBytes.high);
+  const __m512i high_1 = _mm512_load_si512(kCodeBytes.high + 64);
+  for (int i = 0; i < kBlockElements; i += 64) {
+    const __m512i code = _mm512_loadu_si512(codes + i);
+    const __m512i sign = _mm512_and_si512(code, _mm512_set1_epi8(static_cast<char>(0x80)));
+    const __m512i low = _mm512_permutex2var_epi8(low_0, code, low_1);
+    const __m512i high = _mm512_or_si512(_mm512_permutex2var_epi8(high_0, code, high_1), sign);
+    _mm512_store_si512(to + i, _mm512_unpacklo_epi8(low, high));
+    _mm512_store_si512(to + i + 32, _mm512_unpackhi_epi8(low, high));
+  }
+}
+
 class Product {
  public:
   explicit Product(const LinearParams& params)
@@ -58,14 +95,16 @@ class Product {
   uint16_t* tile(int64_t block, int t) const {
     return parts_ + (block * num_tiles_ + t) * kTileElements;
   }
-  void multiply(int first_tile, int count, const uint16_t* panel, const InputRange& inputs,
+  void multiply(int first_tile, int count, const char* panel, const InputRange& inputs,
                 bool is_first_read, float* sums) const;
+  void sum_split(int first_tile, int count, int panel, int split, int num_rows,
+                 float* chains) const;
   void write(int split, const float* sums, int first_row, int last_row, int output) const {
     const int panel = output * panels_per_output();
     write_outputs(params_, split, sums, sums_stride(), first_row, last_row, panel,
                   panel + panels_per_output());
   }
-  void add_parts(const float* part_sums, int num_rows, bool is_first, float* sums) const;
+  bool has_codes() const { return params_.weight.format == MatrixFormat::kE4M3; }
 
   const LinearParams& params_;
   uint16_t* parts_;
@@ -106,10 +145,13 @@ void Product::clear_padding() const {
 
 // sums[16 * count][32] = part rows of tiles [first_tile, first_tile + count) times a panel, over
 // the inputs of a split.
-void Product::multiply(int first_tile, int count, const uint16_t* panel, const InputRange& inputs,
+void Product::multiply(int first_tile, int count, const char* panel, const InputRange& inputs,
                        bool is_first_read, float* sums) const {
   // Registers have to be literals: 0..2 sum the left half of the panel, 3..5 the right.
   constexpr int64_t kAhead = 2048;  // bytes; panels follow each other
+  alignas(64) uint16_t widened[kWidened][kBlockElements];
+  const auto block_bytes =
+      static_cast<int64_t>(format_bytes(params_.weight.format, 1, kBlockElements));
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -117,11 +159,15 @@ void Product::multiply(int first_tile, int count, const uint16_t* panel, const I
   _tile_zero(4);
   _tile_zero(5);
   for (int64_t block = inputs.begin / kBlockInputs; block < inputs.end / kBlockInputs; ++block) {
-    const uint16_t* weights = panel + block * 2 * kTileElements;
+    const char* packed = panel + block * block_bytes;
     const uint16_t* rows = tile(block, first_tile);
     if (is_first_read) {
-      const char* next = reinterpret_cast<const char*>(weights) + kAhead;
-      for (int line = 0; line < 2 * kTileElements * 2; line += 64) __builtin_prefetch(next + line);
+      for (int line = 0; line < block_bytes; line += 64) __builtin_prefetch(packed + kAhead + line);
+    }
+    const auto* weights = reinterpret_cast<const uint16_t*>(packed);
+    if (has_codes()) {
+      widen(packed, widened[block % kWidened]);
+      weights = widened[block % kWidened];
     }
     _tile_loadd(6, weights, 64);
     if (count == 3) {
@@ -162,21 +208,45 @@ void Product::multiply(int first_tile, int count, const uint16_t* panel, const I
   _tile_stored(5, sums + 2 * kTileSums + kLanes, kStride);
 }
 
-// Those of a split, of a panel: sums (+)= a row's part sums, added in order.
-void Product::add_parts(const float* part_sums, int num_rows, bool is_first, float* sums) const {
-  for (int row = 0; row < num_rows; ++row) {
-    const float* from = part_sums + row * kParts * kLinearPanel;
-    float* to = sums + row * sums_stride();
-    for (int i = 0; i < kLinearPanel; i += kLanes) {
-      const Vf two = load(from + i) + load(from + kLinearPanel + i);
-      const Vf sum = two + load(from + 2 * kLinearPanel + i);
-      store(to + i, is_first ? sum : load(to + i) + sum);
+// chains[rows][32] = a split's sums of a panel. A segment, of a block of inputs or of all of the
+// split's, is a row's part sums, added in order.
+void Product::sum_split(int first_tile, int count, int panel, int split, int num_rows,
+                        float* chains) const {
+  const PackedLinear& weight = params_.weight;
+  alignas(64) float part_sums[kGroupTiles * kTileRows * kLinearPanel];
+  const bool has_blocks = weight.scale_kind == ScaleKind::kBlock;
+  const InputRange inputs = weight.inputs_of(split);
+  const auto panel_bytes =
+      static_cast<int64_t>(format_bytes(weight.format, kLinearPanel, weight.num_inputs));
+  const char* data = static_cast<const char*>(weight.data) + panel * panel_bytes;
+  for (InputRange segment = inputs; segment.begin < inputs.end; segment.begin = segment.end) {
+    const float* scale = weight.scales;
+    if (has_blocks) {
+      const int block = weight.scale_block(segment.begin);
+      segment.end = min_of(inputs.end, (block + 1) * kScaleInputs - weight.shard.first_input);
+      scale += (int64_t{panel} * weight.num_scale_blocks() + block - weight.scale_block(0)) *
+               kLinearPanel;
+    } else if (scale != nullptr) {
+      scale += int64_t{panel} * kLinearPanel;
+    }
+    multiply(first_tile, count, data, segment, first_tile == 0, part_sums);
+    for (int row = 0; row < num_rows; ++row) {
+      const float* from = part_sums + row * kParts * kLinearPanel;
+      float* chain = chains + row * kLinearPanel;
+      for (int i = 0; i < kLinearPanel; i += kLanes) {
+        const Vf two = load(from + i) + load(from + kLinearPanel + i);
+        const Vf sum = two + load(from + 2 * kLinearPanel + i);
+        const bool is_first = segment.begin == inputs.begin;
+        store(chain + i, !has_codes() ? sum
+                         : is_first   ? sum * load(scale + i)
+                                      : fma(sum, load(scale + i), load(chain + i)));
+      }
     }
   }
 }
 
 void Product::run(int first_output, int last_output) const {
-  alignas(64) float part_sums[kGroupTiles * kTileRows * kLinearPanel];
+  alignas(64) float chains[kGroupRows * kLinearPanel];
   alignas(64) float sums[kGroupRows * kMaxPanels * kLinearPanel];
   const int num_panels = panels_per_output();
   const SplitRange splits = params_.weight.own_splits();
@@ -195,13 +265,17 @@ void Product::run(int first_output, int last_output) const {
       const int first_row = first_tile * kTileRows / kParts;
       const int last_row = min_of(first_row + kGroupRows, params_.num_rows);
       for (int p = 0; p < num_panels; ++p) {
-        const int64_t at = (static_cast<int64_t>(output) * num_panels + p) * kLinearPanel;
-        const auto* panel = static_cast<const uint16_t*>(params_.weight.data) + at * num_inputs();
         for (int split = splits.begin; split < splits.end; ++split) {
-          multiply(first_tile, count, panel, params_.weight.inputs_of(split), first_tile == 0,
-                   part_sums);
-          add_parts(part_sums, last_row - first_row, is_apart || split == splits.begin,
-                    sums + p * kLinearPanel);
+          sum_split(first_tile, count, output * num_panels + p, split, last_row - first_row,
+                    chains);
+          for (int row = 0; row < last_row - first_row; ++row) {
+            const float* from = chains + row * kLinearPanel;
+            float* to = sums + row * sums_stride() + p * kLinearPanel;
+            const bool is_first = is_apart || split == splits.begin;
+            for (int i = 0; i < kLinearPanel; i += kLanes) {
+              store(to + i, is_first ? load(from + i) : load(to + i) + load(from + i));
+            }
+          }
           if (is_apart) write(split, sums, first_row, last_row, output);
         }
       }

@@ -13,12 +13,12 @@ namespace openspec {
 /// have the whole's.
 LinearLayout linear_layout_cpu(int whole_inputs);
 
-/// Bytes of the packed form of a [num_outputs, num_inputs] matrix.
-size_t linear_packed_bytes_cpu(int num_outputs, int num_inputs, LinearEpilogue epilogue);
+/// Bytes of the packed form of a matrix, without its scales.
+size_t linear_packed_bytes_cpu(const PackedLinear& shape);
 
 /// Packs rows [first_output, first_output + num_rows) of the (fused) matrix from `rows`
-/// ([num_rows, num_inputs] row-major, bf16) into `packed`, so that fused matrices (q|k|v, gate|up)
-/// are packed piece by piece without a copy of the whole.
+/// ([num_rows, num_inputs] row-major, of the shape's format) into `packed`, so that fused matrices
+/// (q|k|v, gate|up) are packed piece by piece without a copy of the whole.
 void linear_pack_cpu(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
                      void* packed);
 
@@ -95,6 +95,12 @@ constexpr bool has_legal_bias(const LinearParams& params) {
   return params.weight.bias == nullptr ||
          (params.weight.epilogue == LinearEpilogue::kNone && params.weight.num_splits == 1 &&
           params.partials == nullptr);
+}
+
+/// Whether a matrix has scales as its format wants them.
+constexpr bool has_legal_scales(const PackedLinear& weight) {
+  const bool is_scaled = weight.scale_kind != ScaleKind::kNone && weight.scales != nullptr;
+  return is_scaled == (weight.format == MatrixFormat::kE4M3);
 }
 
 /// Whether a matrix is the whole, or a part of it along one side, of inputs in whole splits.

@@ -20,11 +20,10 @@ constexpr int kBlockRows = kTilesPerBlock * kMaxTileRows;
 constexpr int kBlockPanels = 4;
 constexpr int kSingleTilePanels = 12;
 constexpr int kBlockInputs = 512;  // a split is cut so: a slice of a bf16 panel is 32 KB
-constexpr int64_t kLineBytes = kLinearPanel * 2, kUnitBytes = kUnitColumns * 2;
 
+template <Lines kLines>
 TileFunction find_tile(bool is_in_place, int rows, int units) {
-  return is_in_place ? kTiles<Lines::kBF16Panel, true>.at[rows][units]
-                     : kTiles<Lines::kBF16Panel, false>.at[rows][units];
+  return is_in_place ? kTiles<kLines, true>.at[rows][units] : kTiles<kLines, false>.at[rows][units];
 }
 
 // Rows of tiles and columns of panels that a task works on at once.
@@ -46,6 +45,7 @@ struct Product {
   bool is_in_place = false;
   int num_tiles = 0;
   int num_panels = 0;
+  Lines lines;
   SplitRange splits;                  // that are here
   int64_t ends[kMaxSplits + 1] = {};  // zero, then the first input after each of them
 
@@ -55,6 +55,7 @@ struct Product {
         num_tiles(static_cast<int>(ceil_div(p.num_rows, kMaxTileRows))),
         num_panels(is_swiglu() ? 2 * static_cast<int>(ceil_div(p.weight.num_outputs / 2, 32))
                                : static_cast<int>(ceil_div(p.weight.num_outputs, 32))),
+        lines(p.weight.format == MatrixFormat::kE4M3 ? Lines::kE4M3Panel : Lines::kBF16Panel),
         splits(p.weight.own_splits()) {
     for (int i = 0; i < splits.size(); ++i) ends[i + 1] = p.weight.inputs_of(splits.begin + i).end;
   }
@@ -62,7 +63,14 @@ struct Product {
   bool is_swiglu() const { return params.weight.epilogue == LinearEpilogue::kSwiGlu; }
   int64_t num_inputs() const { return params.weight.num_inputs; }
   int64_t end_of(int split) const { return ends[split - splits.begin + 1]; }
-  int64_t panel_bytes() const { return kLineBytes * num_inputs(); }
+  bool has_blocks() const { return params.weight.scale_kind == ScaleKind::kBlock; }
+  int64_t panel_bytes() const { return line_bytes(lines) * num_inputs(); }
+  // Of bf16 both of a unit's vectors lie in one, of codes they are apart.
+  int64_t unit_bytes() const { return lines == Lines::kE4M3Panel ? kLanes : 4 * kLanes; }
+  // Inputs from `begin` to the first border of blocks of inputs.
+  int64_t first_block(int64_t begin) const {
+    return kScaleInputs - (params.weight.shard.first_input + begin) % kScaleInputs;
+  }
   // Rows are spread evenly over the tiles.
   int tile_begin(int t) const {
     return static_cast<int>(static_cast<int64_t>(params.num_rows) * t / num_tiles);
@@ -71,7 +79,7 @@ struct Product {
   void copy_tile(int t, float* to) const;
   void run(Area area) const;
   void sum_splits(const Area& area, const SplitRange& of, float* sums) const;
-  void multiply(const Area& area, int unit, int64_t begin, TileArgs& args) const;
+  void multiply(const Area& area, int unit, int64_t begin, bool is_scaled, TileArgs& args) const;
 };
 
 OPENSPEC_INLINE float load_activation(const LinearParams& params, int64_t at) {
@@ -114,20 +122,35 @@ void Product::copy_tile(int t, float* to) const {
 
 // Of a step of units and all tiles, from input `begin` on: as `args` says, whose from and to are
 // the first tile's and move on.
-void Product::multiply(const Area& area, int unit, int64_t begin, TileArgs& args) const {
+void Product::multiply(const Area& area, int unit, int64_t begin, bool is_scaled,
+                       TileArgs& args) const {
   const int units = min_of(area.unit_step, area.num_units() - unit);
   for (int u = 0; u < units; ++u) {
     const int panel = (unit + u) / kUnitsPerPanel;
     const int part = (unit + u) % kUnitsPerPanel;
     args.weight[u] = static_cast<const char*>(params.weight.data) +
-                     (area.first_panel + panel) * panel_bytes() + part * kUnitBytes +
-                     begin * kLineBytes;
+                     (area.first_panel + panel) * panel_bytes() + part * unit_bytes() +
+                     begin * line_bytes(lines);
     args.column[u] = panel * kLinearPanel + part * kLanes;
+    if (is_scaled) {
+      const int64_t blocks = has_blocks() ? params.weight.num_scale_blocks() : 1;
+      const int64_t block = has_blocks() ? params.weight.scale_block(static_cast<int>(begin)) -
+                                               params.weight.scale_block(0)
+                                         : 0;
+      args.scale[u] = params.weight.scales +
+                      ((area.first_panel + panel) * blocks + block) * kLinearPanel + part * kLanes;
+    } else {
+      args.scale[u] = nullptr;
+    }
   }
+  if (has_blocks()) args.first_block = first_block(begin);
   for (int t = area.first_tile; t < area.last_tile; ++t) {
     const int rows = tile_begin(t + 1) - tile_begin(t);
     args.x = x + tile_begin(t) * num_inputs() + begin * (is_in_place ? 1 : rows);
-    find_tile(is_in_place, rows, units)(args);
+    const auto run_tile = lines == Lines::kE4M3Panel
+                              ? find_tile<Lines::kE4M3Panel>(is_in_place, rows, units)
+                              : find_tile<Lines::kBF16Panel>(is_in_place, rows, units);
+    run_tile(args);
     args.to += rows * args.sums_stride;
     if (args.from != nullptr) args.from += rows * args.sums_stride;
   }
@@ -143,7 +166,7 @@ void Product::sum_splits(const Area& area, const SplitRange& of, float* sums) co
   args.sums_stride = area.stride();
   // After a step of units the next ones, which lie as far behind as these are wide.
   args.next_weight = area.unit_step == 1 && kUnitsPerPanel > 1
-                         ? kUnitBytes
+                         ? unit_bytes()
                          : ceil_div(area.unit_step, kUnitsPerPanel) * panel_bytes();
   bool continues = false;  // with chains that wait
   int64_t begin = end_of(of.begin - 1);
@@ -157,13 +180,16 @@ void Product::sum_splits(const Area& area, const SplitRange& of, float* sums) co
     const bool is_cut = args.num_splits == 0;
     if (is_cut) {
       args.is_added = false;
-      args.ends[args.num_splits++] = most_inputs;
+      const int64_t partial = has_blocks() ? kScaleInputs - first_block(begin + most_inputs) : 0;
+      args.ends[args.num_splits++] = most_inputs - partial;  // a block's inputs stay together
     }
+    // An output's scale multiplies a whole split's sum.
+    const bool is_scaled = lines == Lines::kE4M3Panel && (has_blocks() || !is_cut);
     const int64_t count = args.ends[args.num_splits - 1];
     for (int unit = 0; unit < area.num_units(); unit += area.unit_step) {
       args.from = continues ? chains : nullptr;
       args.to = is_cut ? chains : sums;
-      multiply(area, unit, begin, args);
+      multiply(area, unit, begin, is_scaled, args);
     }
     continues = is_cut;
     begin += count;

@@ -76,6 +76,24 @@ struct PackedLinear {
     const int part = output / (num_outputs / 2), column = output % (num_outputs / 2);
     return (column / run * 2 + part) * run + column % run;
   }
+  /// Packed outputs, with those that fill up panels.
+  constexpr int num_packed() const {
+    const int parts = epilogue == LinearEpilogue::kSwiGlu ? 2 : 1;
+    if (layout == LinearLayout::kTiles) return num_outputs;
+    return parts * ((num_outputs / parts + kLinearPanel - 1) / kLinearPanel) * kLinearPanel;
+  }
+  constexpr int num_scales() const {
+    if (scale_kind == ScaleKind::kNone) return 0;
+    if (scale_kind == ScaleKind::kOutput) return num_packed();
+    return num_packed() / (layout == LinearLayout::kTiles ? 8 : 1) * num_scale_blocks();
+  }
+  /// Where in `scales` that of an output is, of kBlock of the block `block` of the table.
+  constexpr int scale_at(int output, int block) const {
+    const int at = packed_output(output);
+    if (scale_kind == ScaleKind::kOutput) return at;
+    if (layout == LinearLayout::kTiles) return at / 8 * num_scale_blocks() + block;
+    return (at / kLinearPanel * num_scale_blocks() + block) * kLinearPanel + at % kLinearPanel;
+  }
   /// Inputs of a split that is here, counted from the first input that is.
   OPENSPEC_HD constexpr InputRange inputs_of(int split) const {
     const InputRange inputs = split_inputs(whole_inputs(), num_splits, split);

@@ -8,6 +8,7 @@
 /// results do not depend on how rows and columns are cut into tiles.
 
 #include "kernels/common/simd_cpu.h"
+#include "kernels/linear/formats.h"
 #include "kernels/linear/panels_cpu.h"
 
 namespace openspec::OPENSPEC_ISA {
@@ -44,12 +45,18 @@ constexpr int unit_column(int u) {
 /// How line k of the weights is found.
 enum class Lines {
   kBF16Panel,  // weight[u] + k lines of 32 bf16, columns i and i + 16 interleaved
+  kE4M3Panel,  // weight[u] + k lines of 32 codes
   kF32Panel,   // weight[u] + k lines of 32 floats
   kPointers,   // line[k] + first_column[u] floats
 };
 
+/// Bytes of a panel's line.
+constexpr int64_t line_bytes(Lines lines) {
+  return kLinearPanel * (lines == Lines::kE4M3Panel ? 1 : lines == Lines::kBF16Panel ? 2 : 4);
+}
+
 /// Weights are fetched so many lines ahead of their use.
-inline constexpr int64_t kPrefetchLines = 48;
+constexpr int64_t prefetch_lines(Lines lines) { return lines == Lines::kE4M3Panel ? 96 : 48; }
 
 /// Splits of one tile.
 inline constexpr int kMaxTileSplits = 8;
@@ -68,21 +75,30 @@ struct TileArgs {
   float* to;  // where its chains go, or with is_added are added, then the other splits' too
   bool is_added;
   int64_t sums_stride;
+  // kE4M3Panel: the scales of each unit's columns, of the first vector and 16 further; a block's
+  // lie behind those of the block before. Null: sums stay as they are, of outputs' scales until a
+  // split is whole.
+  const float* scale[kMaxUnits] = {};
+  int64_t first_block = 0;  // inputs of the first block of inputs; 0: a scale is an output's
 };
 
 using TileFunction = void (*)(const TileArgs&);
 
 template <int R, int U, Lines kLines, bool kInPlace>
 void tile(const TileArgs& args) {
-  constexpr int64_t kLineBytes = kLinearPanel * (kLines == Lines::kBF16Panel ? 2 : 4);
+  constexpr int64_t kLineBytes = line_bytes(kLines), kPrefetchLines = prefetch_lines(kLines);
   constexpr int kHalf = kLinearPanel / 2;
+  constexpr bool kScaled = kLines == Lines::kE4M3Panel;
   Vf sums[R][U][2] = {};
+  Vf chains[kScaled ? R : 1][kScaled ? U : 1][2] = {};  // of blocks; sums are a segment's then
+  const bool has_blocks = kScaled && args.first_block > 0;
   if (args.from != nullptr) {
     for (int r = 0; r < R; ++r) {
       for (int u = 0; u < U; ++u) {
         const float* from = args.from + r * args.sums_stride + args.column[u];
-        sums[r][u][0] = load(from);
-        sums[r][u][1] = load(from + kHalf);
+        Vf(&to)[2] = has_blocks ? chains[kScaled ? r : 0][kScaled ? u : 0] : sums[r][u];
+        to[0] = load(from);
+        to[1] = load(from + kHalf);
       }
     }
   }
@@ -103,6 +119,10 @@ void tile(const TileArgs& args) {
         const Vu pairs = load_bits(weight[u] + k * kLineBytes);
         low = as_float(pairs << 16);
         high = as_float(pairs & 0xffff0000u);
+      } else if constexpr (kLines == Lines::kE4M3Panel) {
+        __builtin_prefetch(weight[u] + k * kLineBytes + prefetch);
+        low = load_e4m3(weight[u] + k * kLineBytes);
+        high = load_e4m3(weight[u] + k * kLineBytes + kHalf);
       } else {
         const float* line = kLines == Lines::kPointers
                                 ? args.line[k] + column[u]
@@ -119,24 +139,55 @@ void tile(const TileArgs& args) {
   };
   const int64_t num_inputs = args.ends[args.num_splits - 1];
   const int64_t turn = num_inputs > kPrefetchLines ? num_inputs - kPrefetchLines : 0;
+  // A whole block's sums, or what a split has of it, onto their chains.
+  const auto add_segment = [&](int64_t block) OPENSPEC_INLINE_LAMBDA {
+    for (int u = 0; u < U; ++u) {
+      const float* scale = args.scale[u] + block * kLinearPanel;
+      for (int i = 0; i < 2; ++i) {
+        const Vf factor = load(scale + i * kHalf);
+        for (int r = 0; r < R; ++r) {
+          Vf& chain = chains[kScaled ? r : 0][kScaled ? u : 0][i];
+          chain = fma(sums[r][u][i], factor, chain);
+          sums[r][u][i] = Vf{};
+        }
+      }
+    }
+  };
+  // Of a split that ends, or waits in memory.
+  const auto take_sum = [&](int r, int u, int i) OPENSPEC_INLINE_LAMBDA {
+    Vf& sum = has_blocks ? chains[kScaled ? r : 0][kScaled ? u : 0][i] : sums[r][u][i];
+    const bool is_due = kScaled && !has_blocks && args.scale[u] != nullptr;
+    const Vf taken = is_due ? sum * load(args.scale[u] + i * kHalf) : sum;
+    sum = Vf{};
+    return taken;
+  };
   int64_t k = 0;
+  int64_t block = 0, block_end = has_blocks ? args.first_block : num_inputs;
   bool is_added = args.is_added;
   for (int split = 0; split < args.num_splits; ++split) {
-    // In two parts: up to where the lines fetched ahead are the next tile's.
     const int64_t split_end = args.ends[split];
-    for (int part = 0; part < 2; ++part) {
-      const int64_t end = part == 0 && turn < split_end ? turn : split_end;
-      const int64_t prefetch = part == 0 && k < turn ? kPrefetchLines * kLineBytes
-                                                     : args.next_weight - turn * kLineBytes;
-      OPENSPEC_UNROLL
-      for (; k < end; ++k) add_line(k, prefetch);
+    while (k < split_end) {
+      const int64_t segment_end = kScaled && block_end < split_end ? block_end : split_end;
+      // In two parts: up to where the lines fetched ahead are the next tile's.
+      for (int part = 0; part < 2; ++part) {
+        const int64_t end = part == 0 && turn < segment_end ? turn : segment_end;
+        const int64_t prefetch = part == 0 && k < turn ? kPrefetchLines * kLineBytes
+                                                       : args.next_weight - turn * kLineBytes;
+        OPENSPEC_UNROLL
+        for (; k < end; ++k) add_line(k, prefetch);
+      }
+      if (has_blocks) add_segment(block);
+      if (kScaled && k == block_end) {
+        ++block;
+        block_end += kScaleInputs;
+      }
     }
     for (int r = 0; r < R; ++r) {
       for (int u = 0; u < U; ++u) {
         float* to = args.to + r * args.sums_stride + args.column[u];
-        store(to, is_added ? load(to) + sums[r][u][0] : sums[r][u][0]);
-        store(to + kHalf, is_added ? load(to + kHalf) + sums[r][u][1] : sums[r][u][1]);
-        sums[r][u][0] = sums[r][u][1] = Vf{};
+        const Vf low = take_sum(r, u, 0), high = take_sum(r, u, 1);
+        store(to, is_added ? load(to) + low : low);
+        store(to + kHalf, is_added ? load(to + kHalf) + high : high);
       }
     }
     is_added = true;

@@ -20,7 +20,8 @@ struct DenseConfig : LayerGeometry {
       : LayerGeometry(geometry_of(spec.layers, spec.hidden_size, spec.rms_norm_eps)),
         num_layers(spec.num_layers()),
         vocab_size(spec.vocab_size),
-        tie_word_embeddings(spec.tie_word_embeddings) {
+        tie_word_embeddings(spec.tie_word_embeddings),
+        quantized(spec.quantized) {
     for (const LayerSpec& layer : spec.layers) {
       OPENSPEC_CHECK_ARG(std::get<AttentionSpec>(layer.mixer).window == 0,
                          "targets whose layers slide are not supported");
@@ -37,10 +38,12 @@ struct DenseConfig : LayerGeometry {
   int num_layers;
   int vocab_size;
   bool tie_word_embeddings;
+  QuantizedTensors quantized;
 };
 
 struct DenseTensors {
   DenseTensors(Weights& weights, const DenseConfig& c) {
+    weights.expect_quantized(c.quantized);
     for (int i = 0; i < c.num_layers; ++i) {
       layers.push_back(add_decoder_layer(weights, c, "model.layers." + std::to_string(i) + "."));
     }

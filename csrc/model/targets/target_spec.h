@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "model/parts/layer_spec.h"
+#include "model/weights/scales.h"
 
 namespace openspec {
 
@@ -16,6 +17,7 @@ struct TargetSpec {
   float rms_norm_eps = 1e-6f;
   bool tie_word_embeddings = false;
   std::vector<LayerSpec> layers;
+  QuantizedTensors quantized;
 
   int num_layers() const { return static_cast<int>(layers.size()); }
 };

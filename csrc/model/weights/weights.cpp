@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <memory>
 
 #include "core/check.h"
 #include "kernels/common/device.h"
@@ -63,10 +64,10 @@ void Weights::pack(const PackedLinear& shape, const void* rows, int first_output
     pack_rows(shape, rows, first_output, num_rows, packed);
     return;
   }
-  const auto width = static_cast<size_t>(shape.num_inputs) * dtype_bytes(kMatrixType);
-  const auto stride = static_cast<size_t>(shape.whole_inputs()) * dtype_bytes(kMatrixType);
-  const auto* from = static_cast<const std::byte*>(rows) +
-                     static_cast<size_t>(shape.shard.first_input) * dtype_bytes(kMatrixType);
+  const size_t width = format_bytes(shape.format, 1, shape.num_inputs);
+  const size_t stride = format_bytes(shape.format, 1, shape.whole_inputs());
+  const auto* from =
+      static_cast<const std::byte*>(rows) + format_bytes(shape.format, 1, shape.shard.first_input);
   std::vector<std::byte> cut(kRowsAtOnce * width);
   for (int row = 0; row < num_rows; row += kRowsAtOnce) {
     const int count = std::min(kRowsAtOnce, num_rows - row);
@@ -86,7 +87,7 @@ void Weights::pack_rows(const PackedLinear& shape, const void* rows, int first_o
   }
 #ifdef OPENSPEC_CUDA
   if (staging_.bytes() == 0) staging_ = Buffer(kStagingBytes, Memory::kDevice);
-  const size_t row_bytes = static_cast<size_t>(shape.num_inputs) * dtype_bytes(kMatrixType);
+  const size_t row_bytes = format_bytes(shape.format, 1, shape.num_inputs);
   const int most_rows = static_cast<int>(kStagingBytes / row_bytes);
   for (int row = 0; row < num_rows; row += most_rows) {
     const int count = std::min(most_rows, num_rows - row);
@@ -114,7 +115,22 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
   linear.shard.whole_inputs = inputs.whole;
   linear.epilogue = epilogue;
   if (may_split) linear.num_splits = linear_num_splits(linear.whole_outputs(), inputs.whole);
+  std::string all_names;
+  for (const std::string& name : names) {
+    const TensorScale* scale = scale_of(prefix + name);
+    const ScaleKind kind = scale == nullptr ? ScaleKind::kNone : scale->kind();
+    OPENSPEC_CHECK_ARG(all_names.empty() || kind == linear.scale_kind, "tensors ", all_names,
+                       " and ", prefix, name,
+                       " make one matrix, so all of them must be bf16, or "
+                       "all of them e4m3 with scales of the same kind");
+    linear.scale_kind = kind;
+    all_names += (all_names.empty() ? "" : ", ") + prefix + name;
+  }
+  if (linear.scale_kind != ScaleKind::kNone) linear.format = MatrixFormat::kE4M3;
+  const bool has_codes = linear.format == MatrixFormat::kE4M3;
   if (device_ == Device::kCuda) {
+    OPENSPEC_CHECK_ARG(!has_codes, prefix, names.front(), " is e4m3, which runs on the CPU only ",
+                       "yet; use --device cpu, or the checkpoint in bfloat16");
     OPENSPEC_CHECK_ARG(linear.num_outputs % 16 == 0 && inputs.count % 16 == 0, prefix,
                        names.front(), ": a matrix of ", linear.num_outputs, " x ", inputs.count,
                        " cannot run on CUDA, sizes must be multiples of 16; use --device cpu");
@@ -122,13 +138,9 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
     bytes = format_bytes(linear.format, linear.num_outputs, inputs.count);
   } else {
     linear.layout = linear_layout_cpu(inputs.whole);
-    bytes = linear_packed_bytes_cpu(linear.num_outputs, inputs.count, epilogue);
+    bytes = linear_packed_bytes_cpu(linear);
   }
-  std::string all_names;
-  for (const std::string& name : names) {
-    all_names += (all_names.empty() ? "" : ", ") + prefix + name;
-  }
-  void* packed = take_numbers(all_names, bytes, kMatrixType);
+  void* packed = has_codes ? take(bytes) : take_numbers(all_names, bytes, kMatrixType);
   linear.data = packed;
   float* bias = nullptr;
   if (has_bias) {
@@ -136,17 +148,17 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
     bias = static_cast<float*>(take_numbers("biases of " + all_names, bias_bytes, DType::kF32));
     linear.bias = bias;
   }
+  std::vector<std::string> tensors;
   int first = 0;
   for (size_t i = 0; i < names.size(); ++i) {
     const Part part = outputs[i];
-    Destination& destination = destinations_[prefix + names[i]];
+    const std::string& name = tensors.emplace_back(prefix + names[i]);
+    Destination& destination = destinations_[name];
     destination.shape = {part.whole, inputs.whole};
-    destination.stores.push_back([this, linear, packed, first, part](const void* data,
-                                                                     DType source) {
-      OPENSPEC_CHECK(source == kMatrixType, "matrices are packed from bf16");
-      const auto row_bytes = static_cast<size_t>(linear.whole_inputs()) * dtype_bytes(kMatrixType);
-      const auto* rows =
-          static_cast<const std::byte*>(data) + static_cast<size_t>(part.first) * row_bytes;
+    destination.matrix_type = has_codes ? DType::kE4M3 : kMatrixType;
+    destination.stores.push_back([this, linear, packed, first, part](const void* data, DType) {
+      const auto* rows = static_cast<const std::byte*>(data) +
+                         format_bytes(linear.format, part.first, linear.whole_inputs());
       pack(linear, rows, first, part.count, packed);
     });
     if (has_bias) {
@@ -156,7 +168,42 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
     }
     first += part.count;
   }
+  if (has_codes) linear.scales = add_scales(linear, tensors, outputs);
   return linear;
+}
+
+const TensorScale* Weights::scale_of(const std::string& name) const {
+  if (quantized_ == nullptr) return nullptr;
+  const auto found = quantized_->find(name);
+  return found == quantized_->end() ? nullptr : &found->second;
+}
+
+const float* Weights::add_scales(const PackedLinear& matrix, const std::vector<std::string>& names,
+                                 const std::vector<Part>& outputs) {
+  const auto count = static_cast<size_t>(matrix.num_scales());
+  void* scales = take_numbers("scales of " + names.front(), count * sizeof(float), DType::kF32);
+  // The tensors' entries may lie between each other's: all are put together here, then there.
+  const auto table = std::make_shared<std::vector<float>>(scales == nullptr ? 0 : count);
+  int first = 0;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const Part part = outputs[i];
+    const TensorScale& scale = *scale_of(names[i]);
+    const auto num_values = static_cast<size_t>(num_elements(scale.shape));
+    const int blocks = scale.form == TensorScale::Form::kTensor ? 1
+                       : scale.form == TensorScale::Form::kChannel
+                           ? part.whole
+                           : (part.whole + kScaleOutputs - 1) / kScaleOutputs *
+                                 ((matrix.whole_inputs() + kScaleInputs - 1) / kScaleInputs);
+    OPENSPEC_CHECK_ARG(num_values == static_cast<size_t>(blocks), "tensor ", scale.name, " has ",
+                       num_values, " scales, expected ", blocks);
+    destinations_[scale.name] = {
+        scale.shape, {[=, this, form = scale.form](const void* data, DType source) {
+          fill_scales(matrix, form, to_floats(data, source, num_values), part, first, *table);
+          put(scales, table->data(), table->size() * sizeof(float));
+        }}};
+    first += part.count;
+  }
+  return static_cast<const float*>(scales);
 }
 
 void Weights::store_values(const std::string& name, const std::vector<int64_t>& shape, Part part,
@@ -183,9 +230,10 @@ const float* Weights::add_values(const std::string& name, const std::vector<int6
 const void* Weights::add_table(const std::string& name, int num_rows, int width) {
   const size_t bytes = format_bytes(kTableFormat, num_rows, width);
   void* table = take_numbers(name, bytes, kMatrixType);
-  destinations_[name] = {{num_rows, width}, {[this, table, bytes](const void* data, DType) {
-                           put(table, data, bytes);
-                         }}};
+  Destination& destination = destinations_[name];
+  destination.shape = {num_rows, width};
+  destination.matrix_type = kMatrixType;
+  destination.stores = {[this, table, bytes](const void* data, DType) { put(table, data, bytes); }};
   return table;
 }
 
@@ -252,9 +300,15 @@ void Weights::load(const std::string& name, const void* data, size_t bytes, DTyp
   const size_t expected = static_cast<size_t>(num_elements(destination.shape)) * dtype_bytes(dtype);
   OPENSPEC_CHECK_ARG(bytes == expected, "tensor ", name, " has ", bytes, " bytes, expected ",
                      expected);
-  const bool is_matrix = destination.shape.size() == 2 && destination.shape[0] > 1;
-  OPENSPEC_CHECK_ARG(!is_matrix || dtype == kMatrixType, "tensor ", name,
+  const DType wanted = destination.matrix_type.value_or(dtype);
+  OPENSPEC_CHECK_ARG(wanted != DType::kE4M3 || dtype == wanted, "tensor ", name,
+                     " must be e4m3 with a scale, as others of the checkpoint are");
+  OPENSPEC_CHECK_ARG(dtype == wanted, "tensor ", name,
                      " must be bf16; convert the checkpoint with torch_dtype=bfloat16");
+  OPENSPEC_CHECK_ARG(destination.matrix_type || dtype != DType::kE4M3, "tensor ", name,
+                     " must not be e4m3");
+  OPENSPEC_CHECK_ARG(dtype != DType::kE4M3 || !has_nan_code(data, bytes), "tensor ", name,
+                     " holds NaN, codes 0x7F or 0xFF; get the checkpoint anew");
   for (const Store& store : destination.stores) store(data, dtype);
   destination.loaded = true;
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "kernels/linear/packed_linear.h"
 #include "model/weights/buffer.h"
 #include "model/weights/part.h"
+#include "model/weights/scales.h"
 
 namespace openspec {
 
@@ -24,7 +26,7 @@ struct TensorSpec {
 };
 
 /// A model's weights in one buffer, in the order of use, in the form that the device's ops read;
-/// and the way from a checkpoint's tensors into it. Matrices stay bf16, as published.
+/// and the way from a checkpoint's tensors into it. Matrices stay as published, bf16 or codes.
 class Weights {
  public:
   /// Without `bytes` of memory it only counts what is added.
@@ -37,11 +39,14 @@ class Weights {
     return counted.num_taken_;
   }
 
+  /// Which tensors of the matrices that are added come as codes; the caller's.
+  void expect_quantized(const QuantizedTensors& tensors) { quantized_ = &tensors; }
   /// A matrix of several checkpoint tensors, one below the other (gate, then up for SwiGLU), of
   /// each of which the outputs and inputs are here that are given. A tensor may be part of several
   /// matrices.
   /// `may_split`: its sum is of splits, which may be left for the next op to add. `has_bias`: of
-  /// each tensor there is a bias too, "x.bias" beside "x.weight".
+  /// each tensor there is a bias too, "x.bias" beside "x.weight". Of tensors of codes there are
+  /// scales; throws ArgumentError if only some of them have such.
   PackedLinear add_linear(const std::string& prefix, const std::vector<std::string>& names,
                           const std::vector<Part>& outputs, Part inputs, LinearEpilogue epilogue,
                           bool may_split = false, bool has_bias = false);
@@ -82,17 +87,24 @@ class Weights {
     std::vector<int64_t> shape;
     std::vector<Store> stores;
     StoreOffsets store_offsets = nullptr;
+    std::optional<DType> matrix_type = std::nullopt;  // the only one that a matrix may come as
     bool loaded = false;
   };
 
   /// The checkpoint's tensor `name` goes to `to`, as fp32: of its values those of `part`.
   void store_values(const std::string& name, const std::vector<int64_t>& shape, Part part,
                     float* to);
+  /// How the tensor comes, if it comes as codes.
+  const TensorScale* scale_of(const std::string& name) const;
+  /// Room for the scales of a matrix, and where those of its tensors go.
+  const float* add_scales(const PackedLinear& matrix, const std::vector<std::string>& names,
+                          const std::vector<Part>& outputs);
   void* take(size_t bytes);
   /// Room for numbers that `non_finite` looks at.
   void* take_numbers(const std::string& name, size_t bytes, DType dtype);
   void put(void* to, const void* from, size_t bytes);
-  /// `rows` [num_rows, whole_inputs] bf16 become rows from `first_output` on of what is here.
+  /// `rows` [num_rows, whole_inputs] of the shape's format become rows from `first_output` on of
+  /// what is here.
   void pack(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
             void* packed);
   /// As `pack`, with rows [num_rows, num_inputs].
@@ -102,6 +114,7 @@ class Weights {
   Device device_;
   Buffer buffer_;
   size_t num_taken_ = 0;
+  const QuantizedTensors* quantized_ = nullptr;
   std::map<std::string, Destination> destinations_;
   std::vector<std::pair<std::string, NumberArea>> numbers_;
   Buffer staging_;  // CUDA, while loading: rows on their way into a packed matrix

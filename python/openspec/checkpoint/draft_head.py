@@ -19,6 +19,7 @@ from openspec.checkpoint.draft_model import (
     check_same_tokenizer,
     is_same_tensor,
 )
+from openspec.checkpoint.quantization.declared import refuse_quantized
 from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.targets.dense import check_layers
@@ -168,6 +169,7 @@ class DraftHead:
         Raises:
             ConfigError: it computes something else, or was made for another target.
         """
+        refuse_quantized(dialect.layer)
         check_layers(dialect.layer)
         _check_target(dialect.keys, dialect.layer, target)
         self._checkpoint, self._dialect, self._target = checkpoint, dialect, target

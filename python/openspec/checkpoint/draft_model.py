@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 from openspec.checkpoint.float16 import FLOAT16
 from openspec.checkpoint.folder import find_file, hub_id_of, open_folder
 from openspec.checkpoint.strict_json import JsonKeys, read_json_object
+from openspec.checkpoint.tensor_info import TensorInfo, name_some
 from openspec.checkpoint.weights import (
     CONVERTER,
     SafetensorsFile,
-    TensorInfo,
     checkpoint_files,
-    name_some,
 )
 from openspec.errors import ConfigError
 

@@ -16,12 +16,10 @@ from safetensors import SafetensorError, safe_open
 
 from openspec.checkpoint.float16 import FLOAT16, Float16Weights
 from openspec.checkpoint.folder import find_file, is_plain_name, open_folder
-from openspec.checkpoint.strict_json import (
-    JsonKeys,
-    describe_value,
-    parse_json_object,
-    read_json_object,
-)
+from openspec.checkpoint.quantization.made import quantize
+from openspec.checkpoint.quantization.weight_format import CODES, WeightFormat
+from openspec.checkpoint.strict_json import JsonKeys, parse_json_object, read_json_object
+from openspec.checkpoint.tensor_info import TensorInfo, name_some, shown_name
 from openspec.errors import ConfigError, EngineError
 from openspec.specs.head import HeadSpec
 
@@ -40,17 +38,6 @@ CONVERTER = "python -m openspec.convert_drafter"
 LOADABLE_DTYPES = ("BF16", FLOAT16, "F32")
 DRAFT_DTYPES = (*LOADABLE_DTYPES, "I64", "I32")
 TIED_SURPLUS = "lm_head.weight"
-MAX_NAMED = 8  # tensors that one message lists
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """What a file says of a tensor. `dtype` is the format's code, such as BF16."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    path: Path
 
 
 class SafetensorsFile:
@@ -120,7 +107,13 @@ class _Part:
     remedy: str
     """For a tensor of another type."""
     load: Callable[[str, memoryview, str], None]
+    weight_format: WeightFormat = field(default_factory=WeightFormat)
     float16: Float16Weights = field(default_factory=Float16Weights)
+
+    @property
+    def scales(self) -> frozenset[str]:
+        """Names of tensors of scales, in the files or made."""
+        return frozenset(scale.name for scale in self.weight_format.quantized.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,15 +139,17 @@ def load_weights(
     runner: _C.Runner,
     folder: str | Path,
     draft_model: DraftModel | None = None,
+    weight_format: WeightFormat | None = None,
 ) -> None:
     """Gives every tensor of the checkpoints to the runner.
 
-    All names, shapes and types are checked before the first tensor is loaded.
+    `weight_format` is the target's, bfloat16 if there is none. All names, shapes and types are
+    checked before the first tensor is loaded.
 
     Raises:
         ConfigError: missing, surplus or mis-shaped tensors, with expected and found.
     """
-    parts = [_target_part(runner, folder)]
+    parts = [_target_part(runner, folder, weight_format or WeightFormat())]
     if draft_model is not None:
         parts.append(_draft_part(runner, draft_model))
     for part in parts:
@@ -176,9 +171,23 @@ def load_weights(
     logger.info("weights: %.3f GB in %.1f s", done / 1e9, time.monotonic() - start)
 
 
-def _target_part(runner: _C.Runner, folder: str | Path) -> _Part:
+def target_tensors(folder: str | Path) -> dict[str, TensorInfo]:
+    """What the headers of a checkpoint say.
+
+    Raises:
+        ConfigError: no weights, a broken file, or files and index that disagree.
+    """
+    tensors: dict[str, TensorInfo] = {}
+    for file in checkpoint_files(folder):
+        tensors |= file.tensors
+        file.close()
+    return tensors
+
+
+def _target_part(runner: _C.Runner, folder: str | Path, weight_format: WeightFormat) -> _Part:
     root = open_folder(folder)
-    expected = {name: tuple(shape) for name, shape in runner.expected_tensors()}
+    made = {scale.name for scale in weight_format.quantized.values() if weight_format.is_made}
+    expected = {name: tuple(shape) for name, shape in runner.expected_tensors() if name not in made}
     is_tied = TIED_SURPLUS not in expected
     return _Part(
         root=root,
@@ -189,6 +198,7 @@ def _target_part(runner: _C.Runner, folder: str | Path) -> _Part:
         dtypes=LOADABLE_DTYPES,
         remedy="for instance with transformers: model.to(torch.bfloat16).save_pretrained(folder)",
         load=runner.load_tensor,
+        weight_format=weight_format,
     )
 
 
@@ -216,13 +226,26 @@ def _load(part: _Part, file: SafetensorsFile, name: str) -> int:
     """Gives one tensor to the runner; returns its bytes."""
     dtype, data = file.tensors[name].dtype, file.data(name)
     num_bytes = len(data)
-    if dtype == FLOAT16:
+    if dtype == FLOAT16 and name in part.scales:
+        import numpy
+
+        wide = numpy.frombuffer(data, numpy.float16).astype(numpy.float32)
+        dtype, data = "F32", memoryview(wide).cast("B").toreadonly()
+    elif dtype == FLOAT16:
         converted = part.float16.convert(file.tensor(name), f"{file.path}: {name}")
         # The tensor's own memory: numpy has no bfloat16.
         memory = (ctypes.c_char * converted.nbytes).from_address(converted.data_ptr())
         dtype, data = "BF16", memoryview(memory).cast("B").toreadonly()
+    scale = part.weight_format.quantized.get(name)
+    tensors = [(part.runner_names[name], data, dtype)]
+    if scale is not None and part.weight_format.is_made:
+        codes, scales = quantize(
+            data, dtype, part.expected[name], scale.form, f"{file.path}: {name}"
+        )
+        tensors = [(name, codes, CODES), (scale.name, scales, "F32")]
     try:
-        part.load(part.runner_names[name], data, dtype)
+        for given in tensors:
+            part.load(*given)
     except ValueError as error:  # a type that the runner does not take for this tensor
         remedy = f": {part.remedy}" if dtype == "F32" else ""
         raise ConfigError(f"{file.path}: {name}: {error}{remedy}") from None
@@ -245,7 +268,8 @@ def _check_tensors(part: _Part) -> None:
     for name in surplus:
         if name in part.ignored:
             logger.info("%s: %s is ignored: %s", root, name, part.ignored[name])
-    extra = [name for name in surplus if name not in part.ignored]
+    known = part.ignored.keys() | part.weight_format.unused
+    extra = [name for name in surplus if name not in known]
     if extra:
         raise ConfigError(
             f"{root}: {len(extra)} tensors that config.json has no place for: "
@@ -258,9 +282,11 @@ def _check_tensors(part: _Part) -> None:
                 f"{info.path}: {name}: expected shape {list(shape)} (from config.json), "
                 f"found {list(info.shape)}"
             )
-        if info.dtype not in part.dtypes:
+        is_coded = name in part.weight_format.quantized and not part.weight_format.is_made
+        dtypes = (CODES,) if is_coded else part.dtypes
+        if info.dtype not in dtypes:
             raise ConfigError(
-                f"{info.path}: {name}: expected dtype {' or '.join(part.dtypes)}, "
+                f"{info.path}: {name}: expected dtype {' or '.join(dtypes)}, "
                 f"found {info.dtype}; convert the checkpoint, {part.remedy}"
             )
 
@@ -326,18 +352,6 @@ def _shard(root: Path, name: str, listed: set[str]) -> SafetensorsFile:
             f"{path}: holds {name_some(sorted(unlisted))}, which {INDEX_FILE} does not place there"
         )
     return file
-
-
-def name_some(names: list[str]) -> str:
-    """The first few names, and how many more there are."""
-    rest = len(names) - MAX_NAMED
-    shown = ", ".join(shown_name(name) for name in names[:MAX_NAMED])
-    return f"{shown} and {rest} more" if rest > 0 else shown
-
-
-def shown_name(name: str) -> str:
-    """A tensor's name on one line, whatever is in it."""
-    return name if name.isprintable() and 0 < len(name) <= 120 else describe_value(name)
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ from openspec.engine.core.engine_core import EngineCore
 from openspec.engine.core.kv_events import KVEventPublisher, KVEventsConfig
 from openspec.engine.core.request import Request
 from openspec.engine.devices import Share
-from openspec.engine.memory import CUDA, MemoryPlan
+from openspec.engine.memory import CUDA
 from openspec.engine.plan import PlannedEngine, plan_engine  # which says why _C does not load
 from openspec.engine.start_phases import Phases
 from openspec.errors import ConfigError
@@ -86,7 +86,7 @@ def load_engine(
     runner_config = dataclasses.replace(planned.runner, max_model_len=plan.max_model_len)
     runner = CompiledRunner(runner_config, plan.num_pages, chosen.drafter)
     phases.end("memory")
-    load_weights(runner, config.model_path, draft_model=chosen.draft_model)
+    load_weights(runner, config.model_path, chosen.draft_model, planned.weight_format)
     phases.end("weights")
     runner.finish_loading()
     phases.end("graphs")
@@ -100,9 +100,8 @@ def load_engine(
     phases.end("step times")
 
     info = _info(
-        config,
+        planned,
         runner_config,
-        plan,
         startup_seconds=time.monotonic() - started,
         num_non_finite_draft_tensors=num_non_finite,
         step_times=step_times,
@@ -142,9 +141,10 @@ def _log_plan(planned: PlannedEngine) -> None:
 
 def _log_ready(info: EngineInfo, phases: Phases) -> None:
     logger.info(
-        "ready in %.2f s: %s, %s on %s, method %s with %d drafts, max_model_len %d",
+        "ready in %.2f s: %s, weights %s, %s on %s, method %s with %d drafts, max_model_len %d",
         info.startup_seconds,
         info.model,
+        info.weights,
         info.dtype,
         f"{info.device} ({_C.cuda_device_name()})" if info.device == CUDA.name else info.device,
         info.method,
@@ -209,14 +209,14 @@ def _step_times(
 
 
 def _info(
-    config: EngineConfig,
+    planned: PlannedEngine,
     runner: RunnerConfig,
-    plan: MemoryPlan,
     *,
     startup_seconds: float,
     num_non_finite_draft_tensors: int,
     step_times: list[StepTime],
 ) -> EngineInfo:
+    config, plan = planned.config, planned.memory
     return EngineInfo(
         model=str(config.model_path),
         vocab_size=runner.target.vocab_size,
@@ -229,6 +229,7 @@ def _info(
         num_speculative_tokens=config.draft_depth,
         max_draft_tokens=runner.max_draft_tokens,
         dtype=runner.dtype,
+        weights=planned.weight_format.name,
         device=runner.device,
         tensor_parallel_size=runner.tensor_parallel_size,
         memory_plan=plan.as_dict(),

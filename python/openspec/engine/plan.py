@@ -22,8 +22,9 @@ except ImportError as error:
         f"openspec's compiled part does not load ({error}); it needs the torch that it was built "
         "with: pip install torch, then pip install . again in the checkout of openspec"
     ) from error
+from openspec.checkpoint.quantization.weight_format import WeightFormat, weight_format
 from openspec.checkpoint.targets.config import ModelConfig
-from openspec.checkpoint.weights import DraftModel
+from openspec.checkpoint.weights import DraftModel, target_tensors
 from openspec.config import TENSOR_PARALLEL_SIZES, EngineConfig
 from openspec.drafters import plain_method
 from openspec.drafters.spec import (
@@ -72,6 +73,8 @@ class PlannedEngine:
     runner: RunnerConfig
     """With the longest sequence that is wanted; `memory` has what fits."""
     memory: MemoryPlan
+    weight_format: WeightFormat
+    """How the target's matrices are stored."""
 
 
 def plan_engine(
@@ -92,13 +95,22 @@ def plan_engine(
     phases.end("device")
     config = _shared(config, device, share)
     model_config = ModelConfig.from_folder(config.model_path)
+    weights = _weight_format(config, model_config)
+    spec = dataclasses.replace(model_config.spec, quantized=weights.quantized)
+    model_config = dataclasses.replace(model_config, spec=spec)
     chosen = _choose_drafter(config, config.draft_setup(model_config), drafter)
     runner = _runner_config(
         config, device, model_config, _max_model_len(config, model_config), chosen
     )
     plan = _plan(config, runner, device, _device_memory(config, device, share))
     phases.end("headers and memory plan")
-    return PlannedEngine(config, device, chosen, runner, plan)
+    return PlannedEngine(config, device, chosen, runner, plan, weights)
+
+
+def _weight_format(config: EngineConfig, model_config: ModelConfig) -> WeightFormat:
+    """How the target's weights are stored, by its headers."""
+    tensors = target_tensors(config.model_path)
+    return weight_format(tensors, model_config.quantization, config.quantization)
 
 
 def _choose_drafter(
@@ -224,13 +236,19 @@ def _runner_config(
     max_num_batched_tokens = device.choose_num_rows(
         config.max_num_batched_tokens, config.min_num_batched_tokens
     )
+    dtype = device.choose_dtype(config.dtype)
+    if config.kv_cache_dtype not in ("auto", dtype):
+        raise ConfigError(
+            f"kv_cache_dtype {config.kv_cache_dtype}: the KV cache has the activations' type, "
+            f"{dtype}; drop it, or set --dtype {config.kv_cache_dtype} too"
+        )
     num_logits_rows = device.choose_num_logits_rows(
         config.max_num_seqs * (1 + config.max_draft_tokens), model_config.vocab_size
     )
     return RunnerConfig(
         target=model_config.spec,
         device=device.name,
-        dtype=device.choose_dtype(config.dtype),
+        dtype=dtype,
         page_size=config.page_size,
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,

@@ -126,10 +126,7 @@ SPELLINGS = (
         neutral=("",),
         otherwise="the server answers at /; let the proxy strip its prefix",
     ),
-    Spelling(
-        ("quantization", "q"),
-        otherwise="weights are bfloat16 or float32 only; take the checkpoint that is not quantized",
-    ),
+    Spelling(("q",), setting="quantization"),
     Spelling(("enable_lora",), bool, neutral=(False,), otherwise=_LORA),
     Spelling(("lora_modules", "max_loras", "max_lora_rank"), otherwise=_LORA),
 )

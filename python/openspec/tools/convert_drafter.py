@@ -28,15 +28,14 @@ from openspec.checkpoint.folder import (
     open_folder,
     split_revision,
 )
+from openspec.checkpoint.tensor_info import name_some, shown_name
 from openspec.checkpoint.weights import (
     CONVERTER,
     INDEX_FILE,
     SINGLE_FILE,
     checkpoint_files,
     is_finite,
-    name_some,
     read_index,
-    shown_name,
 )
 from openspec.errors import ConfigError
 

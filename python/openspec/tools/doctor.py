@@ -20,7 +20,8 @@ import msgspec
 
 from openspec.checkpoint.draft_model import open_draft_checkpoint
 from openspec.checkpoint.targets.config import ModelConfig
-from openspec.checkpoint.weights import LOADABLE_DTYPES, DraftModel, is_finite, shown_name
+from openspec.checkpoint.tensor_info import shown_name
+from openspec.checkpoint.weights import LOADABLE_DTYPES, DraftModel, is_finite
 from openspec.config import EngineConfig, engine_group, parse_engine_args
 from openspec.drafters import get_drafter
 from openspec.drafters.spec import DrafterSpec, Options, Variant

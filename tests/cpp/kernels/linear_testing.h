@@ -29,8 +29,9 @@ struct Matrix {
       : num_outputs(outputs), num_inputs(inputs), epilogue(what), values(std::move(numbers)) {
     Buffer source(values, DType::kBF16);
     for (size_t i = 0; i < values.size(); ++i) values[i] = source[i];
-    packed.assign(linear_packed_bytes_cpu(outputs, inputs, what), 0xff);
-    view = {packed.data(), outputs, inputs, layout, what};
+    view = {nullptr, outputs, inputs, layout, what};
+    packed.assign(linear_packed_bytes_cpu(view), 0xff);
+    view.data = packed.data();
     for (int row = 0; row < outputs;) {
       const int count = std::min(outputs - row, rng.integer(1, 100));
       const size_t offset = static_cast<size_t>(row) * static_cast<size_t>(inputs);

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from openspec.checkpoint.folder import find_file, open_folder
+from openspec.checkpoint.quantization.declared import Declared, read_declared
 from openspec.checkpoint.strict_json import JsonKeys, read_json_object
 from openspec.checkpoint.targets import kind_of
 from openspec.checkpoint.targets.rope import RopeConfig
@@ -47,6 +48,8 @@ class ModelConfig:
     """Tokens that the position encoding is made for: with scaling, more than it was trained on."""
     eos_token_ids: tuple[int, ...]
     sampling: SamplingDefaults
+    quantization: Declared | None = None
+    """What the folder's lists say of quantised weights; None: nothing."""
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> ModelConfig:
@@ -118,6 +121,7 @@ def _parse(folder: Path, keys: JsonKeys, generation: JsonKeys) -> ModelConfig:
         eos_token_ids=generation.token_ids("eos_token_id", vocab_size)
         or keys.token_ids("eos_token_id", vocab_size),
         sampling=_parse_sampling(generation),
+        quantization=read_declared(folder, keys),
     )
 
 

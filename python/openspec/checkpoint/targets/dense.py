@@ -124,9 +124,6 @@ def _head_dim(keys: JsonKeys, family: Family, hidden_size: int, num_heads: int) 
 
 def check_layers(keys: JsonKeys) -> None:
     """Refuses what would make the decoder layers of a model, or of a head on it, different ones."""
-    if keys.get("quantization_config") is not None:
-        remedy = "quantised weights are not supported; give the unquantised checkpoint"
-        keys.refuse("quantization_config", "no such key", remedy)
     for name in ("attention_bias", "mlp_bias"):
         if keys.boolean(name, False):
             also = ", o_proj's here" if name == "attention_bias" else ""

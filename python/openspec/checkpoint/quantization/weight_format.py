@@ -1,0 +1,193 @@
+"""The format of a target's weights: its tensors decide, and its lists have to agree."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from openspec.checkpoint.quantization.declared import (
+    BLOCK,
+    BLOCKS,
+    CHANNEL,
+    INSTEAD,
+    TENSOR,
+    Declared,
+    declared_methods,
+)
+from openspec.checkpoint.tensor_info import TensorInfo, name_some
+from openspec.errors import ConfigError
+from openspec.specs.target import TensorScale
+
+logger = logging.getLogger(__name__)
+
+CODES = "F8_E4M3"
+"""safetensors' name of the type."""
+MADE = {"fp8": CHANNEL, "fp8_per_tensor": TENSOR, "fp8_per_block": BLOCKS}
+"""What --quantization makes of bfloat16 weights -> the form of their scales."""
+MATRICES = re.compile(
+    r"model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.weight"
+)
+"""The matrices that may be FP8."""
+_SCALES = re.compile(r"(.*)\.(weight_scale|weight_scale_inv)")
+_UNUSED = re.compile(
+    r".*\.(input_scale|input_scale_ub|output_scale|[qkv]_scale|kv_scale|prob_output_scale)"
+)
+"""Scales of activations, and of K and V."""
+_SCALE_DTYPES = ("BF16", "F16", "F32")
+_REFUSED_DTYPES = {"F8_E5M2": "e5m2 weights", "F8_E8M0": "E8M0 scales", "I8": "INT8 weights"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """How a target's matrices are stored in the engine."""
+
+    name: str = "bfloat16"
+    """For people: bfloat16, or what of FP8."""
+    quantized: Mapping[str, TensorScale] = field(default_factory=dict)
+    """For the compiled core."""
+    is_made: bool = False
+    """Whether the codes and scales are made of bfloat16 weights at load."""
+    unused: frozenset[str] = frozenset()
+    """Tensors of the files that have no effect here."""
+
+
+def scale_shape(form: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """Of the scales of a matrix [N, K] in compressed-tensors' form."""
+    if form == BLOCKS:
+        return (math.ceil(shape[0] / BLOCK), math.ceil(shape[1] / BLOCK))
+    return (shape[0], 1) if form == CHANNEL else (1,)
+
+
+def weight_format(
+    tensors: Mapping[str, TensorInfo], declared: Declared | None, wanted: str | None
+) -> WeightFormat:
+    """The format of a checkpoint's `tensors`; `wanted` is --quantization.
+
+    Raises:
+        ConfigError: tensors, lists and `wanted` do not fit each other, or a format is not read.
+    """
+    for info in tensors.values():
+        if info.dtype in _REFUSED_DTYPES:
+            raise ConfigError(
+                f"{info.path}: {info.name}: {_REFUSED_DTYPES[info.dtype]} ({info.dtype}) are not "
+                f"read; {INSTEAD}"
+            )
+    codes = [info for info in tensors.values() if info.dtype == CODES]
+    _check_wanted(declared, wanted)
+    if declared is None:
+        if codes:
+            raise ConfigError(
+                f"{codes[0].path}: {codes[0].name} is {CODES}, but neither config.json nor "
+                "hf_quant_config.json says how it was quantised; get the checkpoint anew"
+            )
+        return WeightFormat() if wanted is None else _made(tensors, wanted)
+    quantized = {info.name: _scale_of(info, tensors, declared) for info in codes}
+    _check_lists(tensors, declared, quantized)
+    for note in declared.notes:
+        logger.info("%s: %s", declared.source, note)
+    forms = sorted({scale.form for scale in quantized.values()})
+    return WeightFormat(
+        name=f"FP8 with scales of each {' and '.join(forms)} ({declared.dialect})",
+        quantized=quantized,
+        unused=frozenset(name for name in tensors if _UNUSED.fullmatch(name)),
+    )
+
+
+def _check_wanted(declared: Declared | None, wanted: str | None) -> None:
+    if wanted is None:
+        return
+    if declared is None and wanted not in MADE:
+        raise ConfigError(
+            f"--quantization {wanted}: the checkpoint is not quantised; {' or '.join(MADE)} makes "
+            "FP8 of it, or drop it"
+        )
+    if declared is not None and wanted != declared.method:
+        raise ConfigError(
+            f"--quantization {wanted}: {declared.source} says {declared.method}; drop it"
+        )
+
+
+def _made(tensors: Mapping[str, TensorInfo], wanted: str) -> WeightFormat:
+    form = MADE[wanted]
+    return WeightFormat(
+        name=f"FP8 with scales of each {form} (made of bfloat16 at load)",
+        quantized={
+            name: TensorScale(name=f"{name}_scale", shape=scale_shape(form, info.shape), form=form)
+            for name, info in tensors.items()
+            if MATRICES.fullmatch(name) and len(info.shape) == 2
+        },
+        is_made=True,
+    )
+
+
+def _scale_of(
+    info: TensorInfo, tensors: Mapping[str, TensorInfo], declared: Declared
+) -> TensorScale:
+    module = info.name.removesuffix(".weight")
+    if not info.name.endswith(".weight") or len(info.shape) != 2:
+        raise ConfigError(
+            f"{info.path}: {info.name} {list(info.shape)} is {CODES}, which only matrices named "
+            "X.weight may be; get the checkpoint anew"
+        )
+    scale = tensors.get(f"{module}.{declared.scale_suffix}")
+    if scale is None:
+        raise ConfigError(
+            f"{info.path}: {info.name} is {CODES} and has no {module}.{declared.scale_suffix}; "
+            "without its scale it means nothing, so get the checkpoint anew"
+        )
+    if scale.dtype not in _SCALE_DTYPES:
+        raise ConfigError(
+            f"{scale.path}: {scale.name}: expected dtype {' or '.join(_SCALE_DTYPES)}, found "
+            f"{scale.dtype}; {INSTEAD}"
+        )
+    for form in (TENSOR, CHANNEL, BLOCKS):
+        # A dimension of 1 may be left out, or stand beside.
+        wanted = [size for size in scale_shape(form, info.shape) if size != 1]
+        if form in declared.forms and [size for size in scale.shape if size != 1] == wanted:
+            return TensorScale(name=scale.name, shape=scale.shape, form=form)
+    shapes = " or ".join(
+        f"{list(scale_shape(form, info.shape))} ({form})" for form in sorted(declared.forms)
+    )
+    raise ConfigError(
+        f"{scale.path}: {scale.name}: expected shape {shapes} for {info.name} {list(info.shape)} "
+        f"as {declared.source} says, found {list(scale.shape)}; get the checkpoint anew"
+    )
+
+
+def _check_lists(
+    tensors: Mapping[str, TensorInfo], declared: Declared, quantized: Mapping[str, TensorScale]
+) -> None:
+    """Refuses scales of nothing, and tensors that a list says to be what they are not."""
+    known = {scale.name for scale in quantized.values()}
+    alone = sorted(name for name in tensors if _SCALES.fullmatch(name) and name not in known)
+    if alone:
+        raise ConfigError(
+            f"{declared.source}: scales without a tensor of {CODES}: {name_some(alone)}; get the "
+            "checkpoint anew"
+        )
+    if not quantized:
+        raise ConfigError(
+            f"{declared.source} says {declared.dialect}, but no tensor is {CODES}; get the "
+            "checkpoint anew, or remove the key"
+        )
+    for name, info in tensors.items():
+        module, is_listed = name.removesuffix(".weight"), False
+        if name in quantized or MATRICES.fullmatch(name):
+            is_listed = declared.ignores(module)
+        if name in quantized and is_listed:
+            raise ConfigError(
+                f"{info.path}: {name} is {CODES}, but {declared.source} lists it as not quantised; "
+                "get the checkpoint anew"
+            )
+        if name not in quantized and MATRICES.fullmatch(name) and not is_listed:
+            raise ConfigError(
+                f"{info.path}: {name} is {info.dtype}, but {declared.source} does not list it as "
+                "not quantised; get the checkpoint anew"
+            )
+
+
+QUANTIZATIONS = tuple(dict.fromkeys((*MADE, *declared_methods())))
+"""Values of --quantization."""

@@ -1,0 +1,193 @@
+"""Targets in FP8: the dequantised model's logits, and the same bits for all rows and ranks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from bench.random_target import PUBLISHED, write_random_target
+
+from openspec.checkpoint.quantization.made import quantized
+from openspec.checkpoint.quantization.weight_format import BLOCK, weight_format
+from openspec.checkpoint.targets.config import ModelConfig
+from openspec.checkpoint.weights import target_tensors
+from openspec.tools.quantize import write_quantized
+from tests.gates import harness, other_targets
+from tests.gates.test_logits import (
+    MAX_ERROR,
+    Subject,
+    assert_same_bits,
+    check_company,
+    reference,
+    worst_error,
+)
+from tests.gates.test_tensor_parallel import new_folder
+from tests.gates.workload import jobs
+
+WANTED = ("fp8", "fp8_per_tensor", "fp8_per_block")
+SHAPE = {
+    # Blocks of 128 that heads of 64, key heads and ranks cut; biases; sums of four splits.
+    "hidden_size": 320,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "intermediate_size": 1056,
+    "vocab_size": 4100,
+    "eos_token_id": 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def on_the_host() -> None:
+    if harness.DEVICE != "cpu":
+        pytest.skip("FP8 weights run on the CPU only yet")
+
+
+@cache
+def plain_folder() -> Path:
+    return write_random_target(new_folder(), PUBLISHED["qwen2.5-7b"] | SHAPE)
+
+
+@cache
+def coded_folder(wanted: str) -> Path:
+    root = new_folder() / "model"
+    write_quantized(plain_folder(), root, wanted)
+    return root
+
+
+def dequantised(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """As float32; independent of the loader: a scale for each of 128 rows and columns, or fewer."""
+    whole = {}
+    for name, tensor in tensors.items():
+        if name.endswith("_scale"):
+            continue
+        scale = tensors.get(f"{name}_scale")
+        whole[name] = tensor.float()
+        if scale is not None:
+            height, width = tensor.shape
+            rows = scale.reshape(scale.shape[0], -1)
+            if rows.shape[0] not in (1, height) or rows.shape[1] > 1:
+                rows = rows.repeat_interleave(BLOCK, 0)[:height].repeat_interleave(BLOCK, 1)
+            whole[name] = whole[name] * rows[:, : width if rows.shape[1] > 1 else 1]
+    return whole
+
+
+def subject(folder: Path, wanted: str | None = None, **settings: Any) -> Subject:
+    config = ModelConfig.from_folder(folder)
+    return Subject(
+        folder,
+        weight_format=weight_format(target_tensors(folder), config.quantization, wanted),
+        **settings,
+    )
+
+
+@pytest.fixture(scope="module")
+def token_ids() -> list[int]:
+    return np.random.default_rng(3).integers(0, SHAPE["vocab_size"], 85).tolist()
+
+
+@pytest.mark.parametrize("wanted", WANTED)
+def test_logits_are_the_dequantised_models(
+    wanted: str, token_ids: list[int], tmp_path: Path
+) -> None:
+    root = coded_folder(wanted)
+    config = json.loads((root / "config.json").read_text())
+    config.pop("quantization_config")
+    config["dtype"] = config["torch_dtype"] = "float32"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = safetensors.torch.load_file(root / "model.safetensors")
+    safetensors.torch.save_file(
+        dequantised(tensors), tmp_path / "model.safetensors", {"format": "pt"}
+    )
+    truth = reference(tmp_path, token_ids, torch.float32)
+    found = subject(root).score(token_ids, len(token_ids))
+    assert worst_error(found.logits, truth.logits) < MAX_ERROR
+    # And they are not those of the model that it was made from.
+    plain = Subject(plain_folder()).score(token_ids, len(token_ids))
+    assert worst_error(found.logits, plain.logits) > 10 * MAX_ERROR
+
+
+@pytest.mark.parametrize("wanted", WANTED)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_bit_depends_on_chunks_company_or_ranks(
+    wanted: str, dtype: str, token_ids: list[int]
+) -> None:
+    root = coded_folder(wanted)
+    one = subject(root, dtype=dtype)
+    whole = one.score(token_ids, len(token_ids))
+    for chunk in (1, 7, 16):
+        assert_same_bits(one.score(token_ids, chunk), whole)
+    check_company(one, token_ids, whole)
+    for num_ranks in (2, 4):
+        shared = subject(root, dtype=dtype, tensor_parallel_size=num_ranks)
+        assert_same_bits(shared.score(token_ids, 50), whole)
+
+
+@pytest.mark.parametrize("wanted", WANTED)
+def test_made_at_load_is_what_the_tool_writes(wanted: str, token_ids: list[int]) -> None:
+    saved = subject(coded_folder(wanted)).score(token_ids, 40)
+    made = subject(plain_folder(), wanted).score(token_ids, 40)
+    assert_same_bits(made, saved)
+
+
+def write_qwen(target: Path, dtype: torch.dtype) -> None:
+    """The plain model as Qwen publishes blocks: weight_scale_inv of a narrower type."""
+    shutil.copytree(plain_folder(), target)
+    tensors = safetensors.torch.load_file(target / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        codes, scales = quantized(tensors[name], "block", name)
+        tensors[name], tensors[f"{name}_scale_inv"] = codes, scales.to(dtype)
+    safetensors.torch.save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    config = json.loads((target / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    }
+    (target / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_scales_are_widened_exactly(
+    dtype: torch.dtype, token_ids: list[int], tmp_path: Path
+) -> None:
+    """As transformers dequantises blocks, asked for float32; with its model's logits."""
+    from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
+
+    write_qwen(tmp_path / "coded", dtype)
+    tensors = safetensors.torch.load_file(tmp_path / "coded" / "model.safetensors")
+    plain = {
+        name: _dequantize_fp8_weight(tensor, tensors[f"{name}_scale_inv"], dtype=torch.float32)
+        if f"{name}_scale_inv" in tensors
+        else tensor.float()
+        for name, tensor in tensors.items()
+        if not name.endswith("_scale_inv")
+    }
+    shutil.copytree(plain_folder(), tmp_path / "plain")
+    safetensors.torch.save_file(plain, tmp_path / "plain" / "model.safetensors", {"format": "pt"})
+    truth = reference(tmp_path / "plain", token_ids, torch.float32)
+    found = subject(tmp_path / "coded").score(token_ids, len(token_ids))
+    assert worst_error(found.logits, truth.logits) < MAX_ERROR
+
+
+def test_heads_draft_for_targets_in_fp8() -> None:
+    """The embedded model's own heads, which are bfloat16."""
+    folder = other_targets.folder("fp8 block")
+    core = harness.make_core(model=str(folder), method="eagle3", adaptive_speculation=False)
+    batch = jobs("greedy", 8)
+    found = harness.run(core, batch)
+    plain = harness.run_alone(harness.make_core(model=str(folder), **harness.PLAIN), batch)
+    assert harness.texts(found) == harness.texts(plain)
+    stats = core.stats()
+    assert stats.num_accepted_tokens > stats.num_draft_tokens / 10
+    assert core.info.weights.startswith("FP8 with scales of each block")
