@@ -29,17 +29,6 @@ bool has_legal_exchange(const LinearParams& params) {
           is_legal_round(*params.exchange, weight.num_splits, params.num_rows, weight.num_outputs));
 }
 
-/// Whether there are kernels for the format with such scales.
-bool has_legal_format(const PackedLinear& weight) {
-  switch (weight.format) {
-    case MatrixFormat::kBF16:
-      return weight.scale_kind == ScaleKind::kNone;
-    case MatrixFormat::kE4M3:
-      return weight.scale_kind != ScaleKind::kNone && weight.scales != nullptr;
-  }
-  return false;
-}
-
 int launch_linear(const LinearParams& params, void* stream) {
   // Rows up to which nothing is faster than streaming with the activations in registers. For a
   // tile more there are registers too, but then no other block fits beside these.
@@ -62,7 +51,7 @@ int linear_cuda(const LinearParams& given, void* stream) {
   const auto row_bytes = linear_row_stride(params) * int64_t(dtype_bytes(params.out_dtype));
   if (weight.layout != LinearLayout::kTiles || params.dtype != DType::kBF16 ||
       weight.num_outputs % kLinearUnit != 0 || weight.num_inputs % cuda::kLinearStep != 0 ||
-      !has_legal_format(weight) || !has_legal_bias(params) || !has_legal_shard(weight) ||
+      !has_legal_scales(weight) || !has_legal_bias(params) || !has_legal_shard(weight) ||
       !has_legal_output(params) || row_bytes % 16 != 0 ||
       (is_swiglu && params.out_dtype != DType::kBF16)) {
     return cudaErrorInvalidValue;

@@ -71,11 +71,6 @@ struct CodedMatrix {
     weight.shard = shard;
     return weight;
   }
-  size_t num_scales() const {
-    const auto count = static_cast<size_t>(shape.num_outputs);
-    if (kind == ScaleKind::kOutput) return count;
-    return count / 8 * static_cast<size_t>(layout().num_scale_blocks());
-  }
   float scale(int output, int input) const {
     if (kind == ScaleKind::kOutput) return scales[static_cast<size_t>(output)];
     const PackedLinear weight = layout();
@@ -157,7 +152,8 @@ inline CodedMatrix coded_matrix(const Shape& shape, ScaleKind kind, bool is_whol
   CodedMatrix matrix = {shape, kind, {}, {}, {}};
   const size_t count = static_cast<size_t>(shape.num_outputs) * shape.num_inputs;
   matrix.codes = is_whole ? whole_codes(count, 21) : random_codes(count, 22);
-  for (const uint16_t bits : random_bf16(matrix.num_scales(), 0.02f, 23)) {
+  for (const uint16_t bits :
+       random_bf16(static_cast<size_t>(matrix.layout().num_scales()), 0.02f, 23)) {
     matrix.scales.push_back(from_bf16(bits) * 1.0001f);
   }
   return matrix;
@@ -189,14 +185,14 @@ class DeviceMatrix {
  private:
   static std::vector<float> packed_scales(const CodedMatrix& matrix) {
     const PackedLinear weight = matrix.layout();
-    const int per_scale = matrix.kind == ScaleKind::kOutput ? 1 : 8;
-    const size_t row = matrix.scales.size() * static_cast<size_t>(per_scale) /
-                       static_cast<size_t>(weight.num_outputs);
-    std::vector<float> table(matrix.scales.size());
-    for (int output = 0; output < weight.num_outputs; output += per_scale) {
-      const auto to = static_cast<size_t>(weight.packed_output(output) / per_scale);
-      std::copy_n(&matrix.scales[static_cast<size_t>(output / per_scale) * row], row,
-                  &table[to * row]);
+    const int num_blocks = matrix.kind == ScaleKind::kOutput ? 1 : weight.num_scale_blocks();
+    std::vector<float> table(static_cast<size_t>(weight.num_scales()));
+    for (int output = 0; output < weight.num_outputs; ++output) {
+      for (int block = 0; block < num_blocks; ++block) {
+        const int input =
+            std::max(0, (weight.scale_block(0) + block) * kScaleInputs - weight.shard.first_input);
+        table[static_cast<size_t>(weight.scale_at(output, block))] = matrix.scale(output, input);
+      }
     }
     return table;
   }
