@@ -180,8 +180,8 @@ __device__ __forceinline__ void add_split(const PackedLinear& weight, Reader& re
   float (&chain_sums)[kRows / 2] = kStores ? sums : own_sums;
   const BlockScales scales(weight, unit);
   if constexpr (!kStores) {
-    // The first chain as it is: minus zero leaves all sums alone, which below zero may have become
-    // zero by a scale. Without scales wgmma alone has chains of minus zero.
+    // A chain may be minus zero: with blocks, for a sum below zero that a scale has brought to
+    // zero, which then stays as it is in every kernel; otherwise in wgmma alone, and is made zero.
 #pragma unroll
     for (int i = 0; i < kRows / 2; ++i) sums[i] = has_blocks(kForm) ? -0.0f : 0.0f;
   }
