@@ -177,7 +177,7 @@ CASES = (
     refused_case("Ministral 3", "ministral3"),
     refused_case("Mistral Small 3.1 and newer", "mistral3"),
     refused_case("Llama with biases", "llama", attention_bias=True),
-    refused_case("FP8 weights", "llama", quantization_config={"quant_method": "fp8"}),
+    refused_case("4-bit weights", "llama", quantization_config={"quant_method": "awq"}),
     refused_case("Gemma 2", "gemma2"),
     refused_case("Qwen2.5-VL", "qwen2_5_vl"),
     refused_case("Phi 3", "phi3"),

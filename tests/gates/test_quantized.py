@@ -19,6 +19,7 @@ from openspec.checkpoint.quantization.made import quantized
 from openspec.checkpoint.quantization.weight_format import BLOCK, weight_format
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import target_tensors
+from openspec.errors import ConfigError
 from openspec.tools.quantize import write_quantized
 from tests.gates import harness, other_targets
 from tests.gates.test_logits import (
@@ -167,7 +168,9 @@ def test_scales_are_widened_exactly(
     write_qwen(tmp_path / "coded", dtype)
     tensors = safetensors.torch.load_file(tmp_path / "coded" / "model.safetensors")
     plain = {
-        name: _dequantize_fp8_weight(tensor, tensors[f"{name}_scale_inv"], dtype=torch.float32)
+        name: _dequantize_fp8_weight(
+            tensor, tensors[f"{name}_scale_inv"], [BLOCK, BLOCK], torch.float32
+        )
         if f"{name}_scale_inv" in tensors
         else tensor.float()
         for name, tensor in tensors.items()
@@ -178,6 +181,45 @@ def test_scales_are_widened_exactly(
     truth = reference(tmp_path / "plain", token_ids, torch.float32)
     found = subject(tmp_path / "coded").score(token_ids, len(token_ids))
     assert worst_error(found.logits, truth.logits) < MAX_ERROR
+
+
+def test_a_nan_among_the_codes_ends_the_start(tmp_path: Path) -> None:
+    shutil.copytree(coded_folder("fp8"), tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    name = "model.layers.1.mlp.up_proj.weight"
+    for code in (0x7F, 0xFF):
+        tensors[name].view(torch.uint8)[700, 31] = code
+        safetensors.torch.save_file(tensors, file, {"format": "pt"})
+        with pytest.raises(ConfigError, match=rf"{name} holds NaN"):
+            harness.make_core(model=str(file.parent), method="none")
+
+
+def test_tensors_of_one_matrix_have_one_format(tmp_path: Path) -> None:
+    shutil.copytree(coded_folder("fp8"), tmp_path / "model")
+    file, name = tmp_path / "model" / "model.safetensors", "model.layers.1.self_attn.k_proj"
+    tensors = safetensors.torch.load_file(file)
+    tensors[f"{name}.weight"] = tensors[f"{name}.weight"].bfloat16()
+    tensors.pop(f"{name}.weight_scale")
+    safetensors.torch.save_file(tensors, file, {"format": "pt"})
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["quantization_config"]["ignore"].append(name)
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="make one matrix, so all of them must be bf16"):
+        harness.make_core(model=str(file.parent), method="none")
+
+
+def test_memory_counts_codes_and_scales() -> None:
+    def weight_bytes(**settings: Any) -> int:
+        return harness.make_core(method="none", **settings).info.memory_plan["weight_bytes"]
+
+    plain = weight_bytes(model=str(plain_folder()))
+    tensors = safetensors.torch.load_file(coded_folder("fp8") / "model.safetensors")
+    num_codes = sum(one.numel() for one in tensors.values() if one.dtype == torch.float8_e4m3fn)
+    for wanted, share in (("fp8", 0.02), ("fp8_per_block", 0.1)):
+        saved = plain - weight_bytes(model=str(coded_folder(wanted)))
+        assert saved == plain - weight_bytes(model=str(plain_folder()), quantization=wanted)
+        assert num_codes * (1 - share) < saved < num_codes
 
 
 def test_heads_draft_for_targets_in_fp8() -> None:

@@ -86,6 +86,7 @@ PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
     "demo": ("bench", "tools"),
     "doctor": ("tools",),
     "convert_drafter": ("tools",),
+    "quantize": ("tools",),
     "__main__": (),
 }
 MAX_ROOT_MODULES = 11

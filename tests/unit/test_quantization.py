@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from openspec.checkpoint.quantization.declared import read_declared
 from openspec.checkpoint.quantization.made import quantized
 from openspec.checkpoint.quantization.weight_format import WeightFormat, weight_format
 from openspec.checkpoint.strict_json import JsonKeys
+from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.tensor_info import TensorInfo
+from openspec.checkpoint.weights import target_tensors
 from openspec.config import EngineConfig
 from openspec.errors import ConfigError
+from openspec.tools import quantize
 
 N, K = 320, 256
 LAYER = "model.layers.0."
@@ -226,11 +231,6 @@ def test_tensors_that_mean_nothing_are_refused(
         read(tmp_path, compressed("channel"), tensors)
 
 
-def test_codes_without_a_word_about_them_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"neither config\.json nor"):
-        read(tmp_path, None, coded("channel"))
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -375,3 +375,35 @@ def test_compressed_tensors_makes_the_same_codes(form: str) -> None:
     assert torch.equal(their_scales.reshape(scales.shape), scales)
     theirs = quantize(weight, their_scales, zero, args, dtype=torch.float8_e4m3fn)
     assert torch.equal(theirs.float(), codes.float())
+
+
+def write_shards(folder: Path) -> None:
+    """A target of one layer in two files."""
+    folder.mkdir()
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 40}
+    config |= {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 96}
+    config |= {"max_position_embeddings": 64, "rope_theta": 10000.0, "eos_token_id": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = {f"{module}.weight": torch.randn(64, 64).bfloat16() for module in MODULES}
+    weights["lm_head.weight"] = torch.randn(40, 64).bfloat16()
+    files = {name: f"model-{1 + ('mlp' in name)}.safetensors" for name in weights}
+    for file in set(files.values()):
+        part = {name: weights[name] for name in weights if files[name] == file}
+        save_file(part, folder / file, {"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+def test_a_folder_of_several_files_is_written_in_the_form_that_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "plain", tmp_path / "coded"
+    write_shards(source)
+    assert quantize.main([str(source), str(target), "--quantization", "fp8_per_block"]) == 0
+    assert "7 of 15 tensors are FP8 codes" in capsys.readouterr().out
+    declared = ModelConfig.from_folder(target).quantization
+    assert declared is not None and declared.forms == {"block"}
+    found = weight_format(target_tensors(target), declared, "compressed-tensors")
+    assert set(found.quantized) == {f"{module}.weight" for module in MODULES}
+    for again, message in ((target, "compressed-tensors float-quantized already"), (source, "cannot be written")):
+        assert quantize.main([str(again), str(target if again is source else tmp_path / "x")]) == 2
+        assert re.search(message, capsys.readouterr().err)

@@ -519,7 +519,7 @@ def test_mismatches_are_named(tmp_path: Path) -> None:
     shape = message({**TENSORS, EMBED: ("BF16", [4, 6])})
     assert f"{EMBED}: expected shape [6, 4] (from config.json), found [4, 6]" in shape
     eighth = message({**TENSORS, NORM: ("F8_E4M3", [4])})
-    assert f"{NORM}: expected dtype BF16 or F16 or F32, found F8_E4M3; convert" in eighth
+    assert f"{NORM} is F8_E4M3, but neither config.json nor hf_quant_config.json says" in eighth
 
 
 def test_a_tied_model_may_ship_its_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -178,25 +178,27 @@ OPENSPEC_INLINE Vf exp_nonpositive(Vf x) {
   return x > -87.0f ? y : Vf{};  // also NaN gives 0
 }
 
-/// e4m3 -> fp32 of kLanes finite codes, exactly, subnormals too: as float16's bits a code is 2^-8
-/// of its value, as fp32's 2^-120.
+/// What load_e4m3 divides by: as float16's bits a code is so much less than its value.
+inline constexpr float kCodeUnit = 256.0f;
+
+/// kLanes finite e4m3 codes as fp32, exactly, subnormals too: their values / kCodeUnit.
 OPENSPEC_INLINE Vf load_e4m3(const char* p) {
 #if defined(__AVX512F__)
   const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   const __m256i half =
       _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
-  return _mm512_mul_ps(_mm512_maskz_cvtph_ps(0xffff, half), _mm512_set1_ps(256.0f));
+  return _mm512_maskz_cvtph_ps(0xffff, half);
 #elif defined(__AVX2__)
   const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   const __m128i half =
       _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<int16_t>(0xbf80)));
-  return _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0f));
+  return _mm256_cvtph_ps(half);
 #else
   using Codes = int8_t __attribute__((vector_size(kLanes)));
   Codes codes;
   std::memcpy(&codes, p, sizeof codes);
   const Vi wide = __builtin_convertvector(codes, Vi);
-  return as_float(reinterpret_cast<Vu>(wide << 20) & 0x87f00000u) * 0x1p120f;
+  return as_float(reinterpret_cast<Vu>(wide << 20) & 0x87f00000u) * (0x1p120f / kCodeUnit);
 #endif
 }
 

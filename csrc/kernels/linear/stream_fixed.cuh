@@ -20,8 +20,8 @@ constexpr int even_parts(WeightForm form, int num_steps) {
   return num_parts;
 }
 
-/// Steps of a slot: whole slots where that is possible, of about 2 KB; with scales of blocks, which
-/// take instructions of their own, fewer.
+/// Steps of a slot: whole slots where that is possible, of about 2 KB; where scales have blocks,
+/// larger ones are faster.
 constexpr int slot_steps(WeightForm form, int part_steps) {
   if (is_e4m3(form)) return part_steps % 8 == 0 ? 8 : has_blocks(form) ? 20 : 10;
   return part_steps % 5 == 0 ? 5 : part_steps % 4 == 0 ? 4 : part_steps % 3 == 0 ? 3 : 5;

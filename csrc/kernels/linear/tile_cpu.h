@@ -144,7 +144,7 @@ void tile(const TileArgs& args) {
     for (int u = 0; u < U; ++u) {
       const float* scale = args.scale[u] + block * kLinearPanel;
       for (int i = 0; i < 2; ++i) {
-        const Vf factor = load(scale + i * kHalf);
+        const Vf factor = load(scale + i * kHalf) * kCodeUnit;
         for (int r = 0; r < R; ++r) {
           Vf& chain = chains[kScaled ? r : 0][kScaled ? u : 0][i];
           chain = fma(sums[r][u][i], factor, chain);
@@ -157,7 +157,7 @@ void tile(const TileArgs& args) {
   const auto take_sum = [&](int r, int u, int i) OPENSPEC_INLINE_LAMBDA {
     Vf& sum = has_blocks ? chains[kScaled ? r : 0][kScaled ? u : 0][i] : sums[r][u][i];
     const bool is_due = kScaled && !has_blocks && args.scale[u] != nullptr;
-    const Vf taken = is_due ? sum * load(args.scale[u] + i * kHalf) : sum;
+    const Vf taken = is_due ? sum * (load(args.scale[u] + i * kHalf) * kCodeUnit) : sum;
     sum = Vf{};
     return taken;
   };

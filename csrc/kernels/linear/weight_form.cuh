@@ -10,11 +10,8 @@
 
 namespace openspec::cuda {
 
-enum class WeightForm : uint8_t {
-  kPlain,         // bf16
-  kOutputScales,  // e4m3
-  kBlockScales,   // e4m3
-};
+/// bf16 without scales, or e4m3 with scales of a kind.
+enum class WeightForm : uint8_t { kPlain, kOutputScales, kBlockScales };
 
 OPENSPEC_HD constexpr bool is_e4m3(WeightForm form) { return form != WeightForm::kPlain; }
 OPENSPEC_HD constexpr bool has_output_scales(WeightForm form) {

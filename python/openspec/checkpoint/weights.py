@@ -225,30 +225,29 @@ def _draft_part(runner: _C.Runner, model: DraftModel) -> _Part:
 def _load(part: _Part, file: SafetensorsFile, name: str) -> int:
     """Gives one tensor to the runner; returns its bytes."""
     dtype, data = file.tensors[name].dtype, file.data(name)
-    num_bytes = len(data)
-    if dtype == FLOAT16 and name in part.scales:
-        import numpy
-
-        wide = numpy.frombuffer(data, numpy.float16).astype(numpy.float32)
-        dtype, data = "F32", memoryview(wide).cast("B").toreadonly()
-    elif dtype == FLOAT16:
-        converted = part.float16.convert(file.tensor(name), f"{file.path}: {name}")
-        # The tensor's own memory: numpy has no bfloat16.
-        memory = (ctypes.c_char * converted.nbytes).from_address(converted.data_ptr())
-        dtype, data = "BF16", memoryview(memory).cast("B").toreadonly()
+    num_bytes, where = len(data), f"{file.path}: {name}"
     scale = part.weight_format.quantized.get(name)
     tensors = [(part.runner_names[name], data, dtype)]
     if scale is not None and part.weight_format.is_made:
-        codes, scales = quantize(
-            data, dtype, part.expected[name], scale.form, f"{file.path}: {name}"
-        )
+        codes, scales = quantize(file.tensor(name), scale.form, where)
         tensors = [(name, codes, CODES), (scale.name, scales, "F32")]
+    elif dtype == FLOAT16 and name in part.scales:
+        import numpy
+
+        wide = numpy.frombuffer(data, numpy.float16).astype(numpy.float32)
+        tensors = [(name, memoryview(wide.tobytes()), "F32")]
+    elif dtype == FLOAT16:
+        converted = part.float16.convert(file.tensor(name), where)
+        # The tensor's own memory: numpy has no bfloat16.
+        memory = (ctypes.c_char * converted.nbytes).from_address(converted.data_ptr())
+        view = memoryview(memory).cast("B").toreadonly()
+        tensors = [(part.runner_names[name], view, "BF16")]
     try:
         for given in tensors:
             part.load(*given)
     except ValueError as error:  # a type that the runner does not take for this tensor
         remedy = f": {part.remedy}" if dtype == "F32" else ""
-        raise ConfigError(f"{file.path}: {name}: {error}{remedy}") from None
+        raise ConfigError(f"{where}: {error}{remedy}") from None
     return num_bytes
 
 
@@ -284,6 +283,11 @@ def _check_tensors(part: _Part) -> None:
             )
         is_coded = name in part.weight_format.quantized and not part.weight_format.is_made
         dtypes = (CODES,) if is_coded else part.dtypes
+        if info.dtype == CODES and not is_coded:
+            raise ConfigError(
+                f"{info.path}: {name} is {CODES}, but neither config.json nor hf_quant_config.json "
+                "says that it is quantised; get the checkpoint anew"
+            )
         if info.dtype not in dtypes:
             raise ConfigError(
                 f"{info.path}: {name}: expected dtype {' or '.join(dtypes)}, "

@@ -108,9 +108,11 @@ def plan_engine(
 
 
 def _weight_format(config: EngineConfig, model_config: ModelConfig) -> WeightFormat:
-    """How the target's weights are stored, by its headers."""
-    tensors = target_tensors(config.model_path)
-    return weight_format(tensors, model_config.quantization, config.quantization)
+    """How the target's weights are stored, by its headers unless nothing is quantised."""
+    declared, wanted = model_config.quantization, config.quantization
+    if declared is None and wanted is None:
+        return WeightFormat()
+    return weight_format(target_tensors(config.model_path), declared, wanted)
 
 
 def _choose_drafter(

@@ -108,11 +108,6 @@ SPELLINGS = (
         otherwise="long prompts are always computed in chunks; --max-num-batched-tokens sets "
         "how long a chunk may be",
     ),
-    Spelling(
-        ("kv_cache_dtype",),
-        neutral=("auto",),
-        otherwise="KV pages have the type of the activations, which --dtype names; drop it",
-    ),
     Spelling(("disable_log_requests",), bool, neutral=(True,), otherwise=_REQUESTS),
     Spelling(("enable_log_requests",), bool, neutral=(False,), otherwise=_REQUESTS),
     Spelling(

@@ -64,9 +64,9 @@ def write_quantized(source: Path, target: Path, wanted: str) -> str:
     """
     root = open_folder(source)
     declared = ModelConfig.from_folder(root).quantization
-    made = weight_format(target_tensors(root), declared, wanted)
     if declared is not None:
-        raise ConfigError(f"{root} is {made.name} already; give the bfloat16 checkpoint")
+        raise ConfigError(f"{root} is {declared.dialect} already; give the bfloat16 checkpoint")
+    made = weight_format(target_tensors(root), None, wanted)
     try:
         target.mkdir(parents=True)
         weight_map = _write_weights(root, target, made)

@@ -78,11 +78,6 @@ def weight_format(
     codes = [info for info in tensors.values() if info.dtype == CODES]
     _check_wanted(declared, wanted)
     if declared is None:
-        if codes:
-            raise ConfigError(
-                f"{codes[0].path}: {codes[0].name} is {CODES}, but neither config.json nor "
-                "hf_quant_config.json says how it was quantised; get the checkpoint anew"
-            )
         return WeightFormat() if wanted is None else _made(tensors, wanted)
     quantized = {info.name: _scale_of(info, tensors, declared) for info in codes}
     _check_lists(tensors, declared, quantized)
