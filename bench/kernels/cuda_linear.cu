@@ -8,8 +8,7 @@
 // linear_cuda chooses, `stream` and `wgmma` are its kernels by themselves, `cublas` is cuBLASLt
 // where it was found when building (the same products, rounded to bf16, without SwiGLU). --sweep
 // goes through the plans of both kernels, which decide speed and never bits, and shows the fastest.
-// --formats compares weights of bf16 with e4m3 that has scales of outputs or of blocks, and nothing
-// else; the LM head is bf16 in all three, and left out of more than 256 rows, as in a prompt.
+// --formats compares bf16 with e4m3, the LM head bf16 and left out of more than 256 rows.
 // Medians of replays; a matrix alone is 36 launches with 36 different weights.
 
 #include <cuda_bf16.h>
@@ -23,6 +22,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda_bench.h"
@@ -265,32 +265,25 @@ void write_json(const char* path, const Bench& bench, const std::vector<Result>&
 
 /// The linears of a step by the format of their weights, beside the time to read these bytes.
 void compare_formats(const Bench& bench) {
-  constexpr struct {
-    const char* name;
-    ScaleKind kind;
-  } kFormats[] = {
+  const std::pair<const char*, ScaleKind> formats[] = {
       {"bf16", ScaleKind::kNone}, {"outputs", ScaleKind::kOutput}, {"blocks", ScaleKind::kBlock}};
   const Linear linear = [](const LinearParams& p, cudaStream_t s) { return linear_cuda(p, s); };
   const size_t head_bytes = bench.matrices().back().bytes();
   const size_t layer_bytes = (bench.weight_bytes() - head_bytes) / 2;  // of e4m3, scales apart
-  std::printf(
-      "\nrows  scales of        us  x e4m3 floor  x bf16 | each matrix alone, us (x bf16)\n");
+  std::printf("\nrows  scales of        us  x e4m3 floor  x bf16 | of each matrix (x bf16)\n");
   for (const int num_rows : {1, 8, 16, 24, 32, 64, 128, 256, 550, 2048}) {
     const bool has_head = num_rows <= kMaxPartialRows;
     const double floor_us = bench.floor_us(layer_bytes + (has_head ? head_bytes : 0));
-    double bf16_us = 0;
-    std::map<const Matrix*, double> matrix_bf16_us;
-    for (const auto& format : kFormats) {
-      const double us = bench.chain_us(linear, num_rows, 11, format.kind, has_head);
-      if (format.kind == ScaleKind::kNone) bf16_us = us;
-      std::printf("%4d  %-8s  %9.1f  %12.3f  %6.3f |", num_rows, format.name, us, us / floor_us,
-                  us / bf16_us);
+    std::map<std::string, double> bf16_us;  // the first format's
+    for (const auto& [name, kind] : formats) {
+      const double us = bench.chain_us(linear, num_rows, 11, kind, has_head);
+      std::printf("%4d  %-8s  %9.1f  %12.3f  %6.3f |", num_rows, name, us, us / floor_us,
+                  us / bf16_us.emplace("chain", us).first->second);
       for (const Matrix& matrix : bench.matrices()) {
         if (matrix.num_copies == 1) continue;
-        const double one_us = bench.matrix_us(matrix, linear, num_rows, 5, format.kind);
-        double& of_bf16 = matrix_bf16_us[&matrix];
-        if (format.kind == ScaleKind::kNone) of_bf16 = one_us;
-        std::printf("  %s %.2f (%.2f)", matrix.name, one_us, one_us / of_bf16);
+        const double one_us = bench.matrix_us(matrix, linear, num_rows, 5, kind);
+        std::printf("  %s %.2f (%.2f)", matrix.name, one_us,
+                    one_us / bf16_us.emplace(matrix.name, one_us).first->second);
       }
       std::printf("\n");
     }
