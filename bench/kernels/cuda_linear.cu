@@ -110,7 +110,6 @@ struct Matrix {
     return std::max(count, count / 8 * (static_cast<size_t>(num_inputs) / kScaleInputs));
   }
   int num_splits() const { return may_split ? linear_num_splits(num_outputs, num_inputs) : 1; }
-  /// Of e4m3 where scales are of a kind.
   LinearParams params(int copy, int num_rows, const void* x,
                       ScaleKind kind = ScaleKind::kNone) const {
     const bool is_apart = may_split && num_rows <= kMaxPartialRows;
