@@ -18,8 +18,10 @@ OPENSPEC_HD constexpr bool has_output_scales(WeightForm form) {
   return form == WeightForm::kOutputScales;
 }
 OPENSPEC_HD constexpr bool has_blocks(WeightForm form) { return form == WeightForm::kBlockScales; }
-OPENSPEC_HD constexpr MatrixFormat format_of(WeightForm form) {
-  return is_e4m3(form) ? MatrixFormat::kE4M3 : MatrixFormat::kBF16;
+constexpr WeightForm form_of(const PackedLinear& weight) {
+  if (weight.format == MatrixFormat::kBF16) return WeightForm::kPlain;
+  return weight.scale_kind == ScaleKind::kBlock ? WeightForm::kBlockScales
+                                                : WeightForm::kOutputScales;
 }
 /// Bytes of a unit's step, contiguous.
 OPENSPEC_HD constexpr int step_bytes(WeightForm form) {
@@ -29,12 +31,14 @@ OPENSPEC_HD constexpr int step_bytes(WeightForm form) {
 /// Calls `call` with the form of a matrix, as a constant.
 template <typename Call>
 auto with_form(const PackedLinear& weight, const Call& call) {
-  if (weight.format == MatrixFormat::kBF16) {
-    return call(std::integral_constant<WeightForm, WeightForm::kPlain>{});
+  switch (form_of(weight)) {
+    case WeightForm::kPlain:
+      return call(std::integral_constant<WeightForm, WeightForm::kPlain>{});
+    case WeightForm::kOutputScales:
+      return call(std::integral_constant<WeightForm, WeightForm::kOutputScales>{});
+    default:
+      return call(std::integral_constant<WeightForm, WeightForm::kBlockScales>{});
   }
-  return weight.scale_kind == ScaleKind::kBlock
-             ? call(std::integral_constant<WeightForm, WeightForm::kBlockScales>{})
-             : call(std::integral_constant<WeightForm, WeightForm::kOutputScales>{});
 }
 
 /// Of linear_stream: the instances of a form, in stream_bf16.cu and stream_e4m3.cu.

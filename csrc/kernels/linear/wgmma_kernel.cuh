@@ -60,7 +60,7 @@ template <WeightForm kForm, int kRows, int kCluster>
 __device__ __forceinline__ void copy_weights(const WeightMaps& maps, const Job& job,
                                              const Ring& ring, int rank) {
   using Cursor = StageCursor<kRows, kCluster>;
-  constexpr int kUnitBytes = unit_bytes(format_of(kForm));
+  constexpr int kUnitBytes = unit_bytes(kForm);
   const uint64_t policy = wgmma::cache_policy(job.num_row_tiles == 1);
   fill_ring<kRows, kCluster>(job, ring, rank, [&](const Cursor& at, int stage) {
     uint32_t to = ring.stages + stage * ring.stage_bytes;
@@ -96,7 +96,7 @@ template <WeightForm kForm, int kRows, int kCluster>
 __device__ __forceinline__ void copy_rows(const CUtensorMap& rows, const Job& job, const Ring& ring,
                                           int rank) {
   using Cursor = StageCursor<kRows, kCluster>;
-  const uint32_t first = ring.stages + job.tile_units * unit_bytes(format_of(kForm));
+  const uint32_t first = ring.stages + job.tile_units * unit_bytes(kForm);
   wait_for_previous_kernel();
   fill_ring<kRows, kCluster>(job, ring, rank, [&](const Cursor& at, int stage) {
     wgmma::copy_box(first + stage * ring.stage_bytes, rows, at.step * kLinearStep,
@@ -173,7 +173,7 @@ template <WeightForm kForm, int kRows, typename Reader>
 __device__ __forceinline__ void add_split(const PackedLinear& weight, Reader& reader,
                                           const StepRange& steps, int unit, uint32_t stored,
                                           float (&sums)[kRows / 2]) {
-  constexpr bool kStores = stores_chains(has_blocks(kForm), kRows);
+  constexpr bool kStores = stores_chains(kForm, kRows);
   // The first product of a chain overwrites them; as far as the compiler knows it may read them,
   // and without a value here they would take registers from one tile to the next.
   float own_sums[kRows / 2] = {};
@@ -217,7 +217,7 @@ __device__ __forceinline__ void multiply_tiles(const JobType& job, const Ring& r
   const bool adds_splits = job.splits.size() > 1 && !job.is_split;
   const uint32_t stored_chains = stored_sums + (adds_splits ? group_sum_bytes(kRows) : 0);
   TileReader<kForm, kRows, kCluster> reader(ring, group, thread % 32,
-                                            job.tile_units * unit_bytes(format_of(kForm)));
+                                            job.tile_units * unit_bytes(kForm));
   for (TileCursor<kRows, kCluster> tiles(job, rank); !tiles.at_end(); tiles.advance()) {
     const ProductTile& tile = tiles.tile;
     const int num_steps = split_steps(job.weight, tile.last_split - 1).end -
@@ -288,7 +288,7 @@ __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUten
   ring.full = wgmma::shared_address(barriers);
   ring.empty = ring.full + kMaxStages * 8;
   ring.num_stages = job.num_stages;
-  ring.stage_bytes = job.tile_units * unit_bytes(format_of(kForm)) + kRows * kRowBytes;
+  ring.stage_bytes = job.tile_units * unit_bytes(kForm) + kRows * kRowBytes;
 
   if (threadIdx.x == num_groups * kGroupThreads) {
     wgmma::prefetch_map(weights.whole);
@@ -319,7 +319,7 @@ __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUten
     wait_for_previous_kernel();
     const int buffer_bytes =
         group_buffer_bytes(kRows, job.splits.size() > 1 && !job.is_split,
-                           stores_chains(has_blocks(kForm), kRows), job.is_f32, job.is_swiglu);
+                           stores_chains(kForm, kRows), job.is_f32, job.is_swiglu);
     multiply_tiles<kForm, kRows, kCluster>(
         job, ring, warp / 4, rank,
         ring.stages + ring.num_stages * ring.stage_bytes + warp / 4 * buffer_bytes);

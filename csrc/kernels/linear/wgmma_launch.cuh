@@ -36,7 +36,7 @@ inline bool map_octets(const PackedLinear& weight, int box_units, int cluster, C
 
 /// e4m3: [units][steps][lanes][8 bytes], seen as words of units.
 inline bool map_codes(const PackedLinear& weight, int box_units, int cluster, CUtensorMap* map) {
-  constexpr cuuint32_t kStageWords = unit_bytes(MatrixFormat::kE4M3) / 4;
+  constexpr cuuint32_t kStageWords = unit_bytes(WeightForm::kOutputScales) / 4;
   const cuuint64_t num_units = weight.num_outputs / kLinearUnit;
   const cuuint64_t unit_bytes = format_bytes(weight.format, kLinearUnit, weight.num_inputs);
   const cuuint64_t sizes[] = {unit_bytes / 4, num_units, 1};

@@ -16,11 +16,11 @@ inline int num_groups(const WgmmaPlan& plan) { return ceil_div(plan.tile_units, 
 
 /// Of a tile, at most.
 inline int max_units(const LinearParams& params, int tile_rows) {
-  return max_groups(params.weight.format, tile_rows) * kGroupUnits;
+  return max_groups(form_of(params.weight), tile_rows) * kGroupUnits;
 }
 
-inline int stage_bytes(const WgmmaPlan& plan, MatrixFormat format) {
-  return plan.tile_units * unit_bytes(format) + plan.tile_rows * kRowBytes;
+inline int stage_bytes(const WgmmaPlan& plan, WeightForm form) {
+  return plan.tile_units * unit_bytes(form) + plan.tile_rows * kRowBytes;
 }
 
 /// Splits whose sums stay apart, or one for all of them.
@@ -34,8 +34,7 @@ inline bool writes_f32(const LinearParams& params) {
 
 inline int buffer_bytes(const WgmmaPlan& plan, const LinearParams& params) {
   const bool adds_splits = params.weight.num_splits > 1 && params.partials == nullptr;
-  const bool adds_chains =
-      stores_chains(params.weight.scale_kind == ScaleKind::kBlock, plan.tile_rows);
+  const bool adds_chains = stores_chains(form_of(params.weight), plan.tile_rows);
   return num_groups(plan) * group_buffer_bytes(plan.tile_rows, adds_splits, adds_chains,
                                                writes_f32(params),
                                                params.weight.epilogue == LinearEpilogue::kSwiGlu);
@@ -43,7 +42,7 @@ inline int buffer_bytes(const WgmmaPlan& plan, const LinearParams& params) {
 
 inline int num_stages(const WgmmaPlan& plan, const LinearParams& params) {
   const int bytes = plan.shared_kib * 1024 - kAlignment - buffer_bytes(plan, params);
-  return std::min(kMaxStages, bytes / stage_bytes(plan, params.weight.format));
+  return std::min(kMaxStages, bytes / stage_bytes(plan, form_of(params.weight)));
 }
 
 /// Units of the last tile of a run.

@@ -29,20 +29,21 @@ inline constexpr int kOctetUnitBytes = kLinearUnit * 8 * 2;  // a unit's weights
 inline constexpr int kAlignment = 1024;                      // of the swizzle
 
 /// Of a unit in a stage.
-__host__ __device__ constexpr int unit_bytes(MatrixFormat format) {
-  return static_cast<int>(format_bytes(format, kLinearUnit, kStageInputs));
+__host__ __device__ constexpr int unit_bytes(WeightForm form) {
+  return kStageSteps * step_bytes(form);
 }
 
-/// Warpgroups of a block that multiply. Those of e4m3 hold weights in registers too.
-__host__ __device__ constexpr int max_groups(MatrixFormat format, int tile_rows) {
-  return format == MatrixFormat::kE4M3 && tile_rows > 64 ? 2 : 3;
+/// Warpgroups of a block that multiply. There are fewer where they need more registers: of e4m3 for
+/// weights, with blocks of scales for the sums of segments too.
+__host__ __device__ constexpr int max_groups(WeightForm form, int tile_rows) {
+  return is_e4m3(form) && tile_rows > (has_blocks(form) ? 64 : 96) ? 2 : 3;
 }
 /// Of a ring: a stage is given back while the next one is read, of e4m3 while the codes of the one
 /// after that are.
 __host__ __device__ constexpr int min_stages(WeightForm form) { return is_e4m3(form) ? 3 : 2; }
 /// Whether the chains' sums so far are in shared memory, for want of registers.
-__host__ __device__ constexpr bool stores_chains(bool has_blocks, int tile_rows) {
-  return has_blocks && tile_rows >= 64;
+__host__ __device__ constexpr bool stores_chains(WeightForm form, int tile_rows) {
+  return has_blocks(form) && tile_rows >= 64;
 }
 
 /// Tiles of many rows need more registers than an even share: the copying warps get a group of
@@ -51,10 +52,11 @@ template <WeightForm kForm, int kRows>
 struct Threads {
   static constexpr bool kMovesRegisters = kRows > 64;
   static constexpr int kCopying = kMovesRegisters ? 128 : 64;
-  static constexpr int kMost = max_groups(format_of(kForm), kRows) * kGroupThreads + kCopying;
+  static constexpr int kMostGroups = max_groups(kForm, kRows);
+  static constexpr int kMost = kMostGroups * kGroupThreads + kCopying;
   // Where registers move; every thread begins with an even share.
-  static constexpr int kCopyingRegisters = is_e4m3(kForm) ? 40 : 32;
-  static constexpr int kMultiplyingRegisters = is_e4m3(kForm) ? 232 : 160;
+  static constexpr int kCopyingRegisters = kMostGroups == 2 ? 40 : 32;
+  static constexpr int kMultiplyingRegisters = kMostGroups == 2 ? 232 : 160;
 };
 
 /// The weights as boxes of as many units as a block's tiles have.

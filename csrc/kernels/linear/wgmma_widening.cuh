@@ -59,7 +59,7 @@ class WideningReader : public StageReader<kCluster> {
   using Place = StageReader<kCluster>;
   using Place::kRowStep, Place::left_, Place::ring_, Place::stage_, Place::step_;
   using Place::leave_stage, Place::release, Place::wait_for_stage;
-  static constexpr int kUnitBytes = unit_bytes(MatrixFormat::kE4M3);
+  static constexpr int kUnitBytes = unit_bytes(WeightForm::kOutputScales);
   static constexpr int kStepBytes = kUnitBytes / kStageSteps;
 
   /// Of the next piece. Where it has less than 4 steps what follows is read too, and not used.

@@ -202,7 +202,8 @@ TEST(the_plan_of_tiles_does_not_matter) {
           for (const int tile_rows : {32, 64, 96, 128}) {
             for (const int cluster : {1, 2}) {
               if (cluster == 2 && tile_rows < 96) continue;
-              for (int units = 1; units <= (tile_rows > 64 ? 8 : 12); ++units) {
+              const bool has_few = tile_rows > (kind == ScaleKind::kOutput ? 96 : 64);
+              for (int units = 1; units <= (has_few ? 8 : 12); ++units) {
                 for (const int num_runs : {0, 7}) {
                   const cuda::WgmmaPlan plan = {tile_rows, units, cluster, num_runs};
                   const auto by_plan = [&](const LinearParams& params) {
