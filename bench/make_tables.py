@@ -51,7 +51,11 @@ CPU = (
     ("2-core-epyc-tiny-dflash", "DFlash, EPYC"),
     ("2-core-epyc-tiny-dspark", "DSpark, EPYC"),
 )
-SMOLLM2 = ("2-core-epyc-smollm2-1-thread", "2-core-epyc-smollm2-2-threads")
+SMOLLM2 = (
+    "2-core-epyc-smollm2-1-thread",
+    "2-core-epyc-smollm2-2-threads",
+    "2-core-epyc-smollm2-2-threads-long",
+)
 TASKS = {
     "gsm8k": "GSM8K",
     "two_turns": "MT-bench, second turn",
@@ -148,22 +152,22 @@ def tasks() -> str:
     """Ratio to plain decoding by processor time, and the least and most of the turns."""
     documents = [load(name) for name in SMOLLM2]
     cells = {
-        tuple(name.split(", ")): row["ratio"]["new"]
+        (*name.split(", "), document["environment"]["flags"]["max_tokens"]): row["ratio"]["new"]
         for document in documents
         for name, row in document.items()
         if name != "environment"
     }
-    columns = list(dict.fromkeys((count, threads) for _, count, threads in cells))
+    columns = list(dict.fromkeys(cell[1:] for cell in cells))
     headings = [
         f"{count.split()[0]} request{'s' * (count != '1 requests')}, "
-        f"{threads.split()[0]} thread{'s' * (threads != '1 threads')}"
-        for count, threads in columns
+        f"{threads.split()[0]} thread{'s' * (threads != '1 threads')}, {most} tokens"
+        for count, threads, most in columns
     ]
     lines = [["prompts", *headings]]
     for kind, label in TASKS.items():
         line = [label]
-        for count, threads in columns:
-            ratio = cells.get((kind, count, threads))
+        for column in columns:
+            ratio = cells.get((kind, *column))
             line.append(
                 f"{ratio['median']:.2f}x ({ratio['least']:.2f} to {ratio['most']:.2f})"
                 if ratio
@@ -174,8 +178,7 @@ def tasks() -> str:
     commits = list(dict.fromkeys(environment["commit"][:7] for environment in environments))
     flags = environments[0]["flags"]
     return rows_of(lines) + (
-        "\nAll texts equal plain decoding's. Greedy, up to "
-        f"{flags['max_tokens']} tokens an answer; turns: {flags['turns']}; "
+        f"\nAll texts equal plain decoding's. Greedy; turns: {flags['turns']}; "
         f"commit: {joined(commits)}; files: {', '.join(f'`{name}`' for name in SMOLLM2)}.\n"
     )
 

@@ -31,6 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # What the shell sets is for its own servers.
     for name in [name for name in os.environ if name.startswith("OPENSPEC_")]:
         del os.environ[name]
+    if harness.DEVICE == "cuda":
+        # As engines of several ranks need it; CUDA reads it once, for all engines of the process.
+        os.environ["CUDA_MODULE_LOADING"] = "EAGER"
     # What nohup, or a shell's &, has this process ignore, the servers under test would ignore, too.
     # A signal that is handled has its default in a child.
     for number in (signal.SIGHUP, signal.SIGINT):

@@ -1,9 +1,11 @@
 // What a step of the whole engine core costs at the shape of a model, without Python, server or
 // checkpoint: random weights, so the text means nothing and drafts are rarely right.
 //
-//   bench_cuda_step [--shape NAME] [--json FILE] [--method NAME ...]
+//   bench_cuda_step [--shape NAME] [--json FILE] [--method NAME ...] [--requests N ...]
+//                   [--tensor-parallel-size T]
 //
-// By default all methods at the shape of Qwen3-4B; at other shapes none and eagle3.
+// By default all methods at the shape of Qwen3-4B, at other shapes none and eagle3; 1, 4, 16 and 64
+// requests. The digest of a method's tokens is that of all methods and numbers of ranks.
 
 #include <algorithm>
 #include <bit>
@@ -15,6 +17,7 @@
 #include <iterator>
 #include <random>
 #include <string>
+#include <thread>
 
 #include "model/targets/target.h"
 #include "model/weights/weights.h"
@@ -32,6 +35,7 @@ double milliseconds_since(Clock::time_point start) {
 }
 
 constexpr int kPromptLen = 550, kOutputLen = 128;
+constexpr int kNumPages = 2880;  // of 16 tokens: 64 requests and their drafts
 
 /// A published model.
 struct Shape {
@@ -43,6 +47,9 @@ struct Shape {
 };
 constexpr Shape kShapes[] = {
     {"qwen3-4b", 2560, 36, 32, 8, 128, 9728, 151936, true, true, false, 1e6, {1, 17, 32}},
+    {"qwen3-8b", 4096, 36, 32, 8, 128, 12288, 151936, false, true, false, 1e6, {1, 17, 32}},
+    {"qwen3-32b", 5120, 64, 64, 8, 128, 25600, 151936, false, true, false, 1e6, {1, 31, 60}},
+    {"llama-3.3-70b", 8192, 80, 64, 8, 128, 28672, 128256, false, false, false, 5e5, {1, 39, 76}},
     {"llama-3.1-8b", 4096, 32, 32, 8, 128, 14336, 128256, false, false, false, 5e5, {1, 15, 28}},
     {"llama-3.2-1b", 2048, 16, 32, 8, 64, 8192, 128256, true, false, false, 5e5, {1, 7, 12}},
     {"qwen2.5-7b", 3584, 28, 28, 4, 128, 18944, 152064, false, false, true, 1e6, {1, 13, 24}},
@@ -55,22 +62,22 @@ const std::string kBlockTrees = "dflash trees";
 // Twice as many drafts as the chain has.
 const std::string kPairTrees = "dspark trees";
 
-RunnerConfig config_of(const Shape& shape, const std::string& method) {
+RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ranks) {
   if (method == kTrees) {
-    RunnerConfig config = config_of(shape, "eagle3");
+    RunnerConfig config = config_of(shape, "eagle3", num_ranks);
     config.max_draft_tokens = 15;
     config.draft_depth = 5;
     config.method_options["draft_top_k"] = int64_t{4};
     return config;
   }
   if (method == kBlockTrees) {
-    RunnerConfig config = config_of(shape, "dflash");
+    RunnerConfig config = config_of(shape, "dflash", num_ranks);
     config.draft_depth = 15;
     config.method_options["draft_top_k"] = int64_t{8};
     return config;
   }
   if (method == kPairTrees) {
-    RunnerConfig config = config_of(shape, "dspark");
+    RunnerConfig config = config_of(shape, "dspark", num_ranks);
     config.max_draft_tokens = 15;
     config.draft_depth = 7;
     config.method_options["draft_top_k"] = int64_t{64};
@@ -98,6 +105,7 @@ RunnerConfig config_of(const Shape& shape, const std::string& method) {
   config.max_model_len = 16384;
   config.max_num_batched_tokens = 2048;
   config.max_num_logits_rows = 256;
+  config.tensor_parallel_size = num_ranks;
   config.method = method;
   config.max_draft_tokens = method == "none" ? 0 : 4;
   config.enable_prefix_caching = false;
@@ -156,8 +164,10 @@ void load_random_weights(Weights& weights) {
 
 void load_random_weights(Runner& runner) {
   const auto begin = Clock::now();
-  for (Weights* weights : runner.target().weights()) load_random_weights(*weights);
-  if (runner.drafter().weights() != nullptr) load_random_weights(*runner.drafter().weights());
+  for (const std::vector<Weights*>& ranks : {runner.target_weights(), runner.draft_weights()}) {
+    std::vector<std::jthread> threads;
+    for (Weights* weights : ranks) threads.emplace_back([=] { load_random_weights(*weights); });
+  }
   const double seconds = milliseconds_since(begin) / 1e3;
   const auto prepare_begin = Clock::now();
   runner.finish_loading();
@@ -165,9 +175,16 @@ void load_random_weights(Runner& runner) {
               milliseconds_since(prepare_begin) / 1e3);
 }
 
+/// Of the tokens of requests, in their order (FNV-1a).
+struct Digest {
+  uint64_t value = 0xcbf29ce484222325u;
+  void add(int32_t token) { value = (value ^ static_cast<uint32_t>(token)) * 0x100000001b3u; }
+};
+
 struct Timing {
   double first_token_ms = 0, step_ms = 0, tokens_per_second = 0, tokens_per_step = 0;
   double idle_share = 0;  // of the GPU, between steps, while decoding
+  Digest digest;
 };
 
 /// `num_seqs` requests at once, host one step ahead.
@@ -190,6 +207,11 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
   Timing timing;
   std::deque<std::pair<std::unique_ptr<StepLease>, std::vector<size_t>>> open;
   std::vector<bool> done(static_cast<size_t>(num_seqs), false);
+  std::vector<std::vector<int32_t>> texts(slots.size());
+  const auto take = [&](size_t i, const SpanResult& result) {
+    num_out[i] += static_cast<int>(result.token_ids.size());
+    texts[i].insert(texts[i].end(), result.token_ids.begin(), result.token_ids.end());
+  };
   size_t num_done = 0;
   int num_steps = 0, num_tokens = 0;
   const auto begin = Clock::now();
@@ -220,7 +242,7 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
         const auto results = runner.collect(*open.front().first);
         runner.commit(*open.front().first);
         for (size_t k = 0; k < results.size(); ++k) {
-          num_out[open.front().second[k]] += static_cast<int>(results[k].token_ids.size());
+          take(open.front().second[k], results[k]);
         }
         if (timing.first_token_ms == 0) timing.first_token_ms = milliseconds_since(begin);
         open.pop_front();
@@ -239,7 +261,7 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
     for (size_t k = 0; k < results.size(); ++k) {
       const size_t i = open.front().second[k];
       if (done[i]) continue;
-      num_out[i] += static_cast<int>(results[k].token_ids.size());
+      take(i, results[k]);
       if (all_decode) num_tokens += static_cast<int>(results[k].token_ids.size());
       if (results[k].finish != FinishReason::kRunning) {
         done[i] = true;
@@ -259,13 +281,17 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
   timing.idle_share = 1.0 - 1e3 * (runner.stats().device_seconds() - busy_seconds) / total;
   timing.tokens_per_second = 1e3 * num_tokens / total;
   timing.tokens_per_step = static_cast<double>(num_tokens) / std::max(1, num_steps);
+  for (const std::vector<int32_t>& text : texts) {
+    for (const int32_t token : text) timing.digest.add(token);
+  }
   return timing;
 }
 
-/// Bytes of the target that every step reads: its matrices, of the embedding only as LM head.
+/// Bytes of the target that every step reads, all ranks together: its matrices, of the embedding
+/// only as LM head.
 double step_bytes(Runner& runner) {
   double bytes = 0;
-  for (const TensorSpec& spec : runner.target().weights().front()->expected_tensors()) {
+  for (const TensorSpec& spec : runner.target_weights().front()->expected_tensors()) {
     const bool is_lookup =
         spec.name == "model.embed_tokens.weight" && !runner.config().target.tie_word_embeddings;
     if (spec.shape.size() == 2 && !is_lookup) {
@@ -280,7 +306,7 @@ double step_bytes(Runner& runner) {
 double draft_bytes(Runner& runner, int num_passes) {
   double first = 0, others = 0;
   bool has_head = false;
-  for (const TensorSpec& spec : runner.drafter().weights()->expected_tensors()) {
+  for (const TensorSpec& spec : runner.draft_weights().front()->expected_tensors()) {
     if (spec.is_token_map || spec.shape.size() != 2 || spec.name == "embed_tokens.weight") continue;
     const double bytes = 2.0 * static_cast<double>(spec.shape[0] * spec.shape[1]);
     has_head = has_head || spec.name == "lm_head.weight";
@@ -337,8 +363,12 @@ void time_graphs(Runner& runner, const std::string& method, double floor_ms, dou
 
 int main(int argc, char** argv) {
   std::string json = "{";
+  // Before CUDA is first used: what GPUs that share a target need.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   const double bandwidth = bench::read_bandwidth(size_t{8} << 30);
   std::vector<std::string> methods;
+  std::vector<int> requests;
+  int num_ranks = 1;
   const Shape* shape = &kShapes[0];
   for (int i = 1; i + 1 < argc; ++i) {
     if (std::strcmp(argv[i], "--shape") == 0) {
@@ -350,46 +380,52 @@ int main(int argc, char** argv) {
       }
     }
     if (std::strcmp(argv[i], "--method") == 0) methods.push_back(argv[i + 1]);
+    if (std::strcmp(argv[i], "--requests") == 0) requests.push_back(std::atoi(argv[i + 1]));
+    if (std::strcmp(argv[i], "--tensor-parallel-size") == 0) num_ranks = std::atoi(argv[i + 1]);
   }
+  if (requests.empty()) requests = {1, 4, 16, 64};
   if (methods.empty() && shape != &kShapes[0]) methods = {"none", "eagle3"};
   if (methods.empty()) {
     methods = drafter_names();
     for (const std::string& trees : {kTrees, kBlockTrees, kPairTrees}) methods.push_back(trees);
   }
   for (const std::string& method : methods) {
-    Runner runner(config_of(*shape, method), 8192);
+    Runner runner(config_of(*shape, method, num_ranks), kNumPages);
     load_random_weights(runner);
-    const double floor_ms = 1e3 * step_bytes(runner) / bandwidth;
+    const double floor_ms = 1e3 * step_bytes(runner) / num_ranks / bandwidth;
     if (method == methods.front()) {
-      std::printf("%s: read bandwidth %.3f TB/s, weights once: %.3f ms\n", shape->name,
-                  bandwidth / 1e12, floor_ms);
+      std::printf("%s on %d GPUs: read bandwidth %.3f TB/s, weights once: %.3f ms\n", shape->name,
+                  num_ranks, bandwidth / 1e12, floor_ms);
       json += "\"shape\": \"" + std::string(shape->name) +
-              "\", \"read_bandwidth\": " + std::to_string(bandwidth) +
+              "\", \"tensor_parallel_size\": " + std::to_string(num_ranks) +
+              ", \"read_bandwidth\": " + std::to_string(bandwidth) +
               ", \"floor_ms\": " + std::to_string(floor_ms);
     }
     runner.measure_step_times(3.0);
     json += ", \"" + method + "\": {";
     time_graphs(runner, method, floor_ms, bandwidth, json);
     const int max_drafts = runner.config().max_draft_tokens;
-    for (int num_seqs : {1, 4, 16, 64}) {
+    for (int num_seqs : requests) {
       decode(runner, num_seqs, max_drafts, kPromptLen, false);
       const Timing timing = decode(runner, num_seqs, max_drafts, kPromptLen, false);
       std::printf(
           "%s c%-2d: first token %.2f ms, step %.3f ms (%.3f x floor), %.0f tok/s, %.2f "
-          "tokens a step, GPU idle %.1f %%\n",
+          "tokens a step, GPU idle %.1f %%, digest %016llx\n",
           method.c_str(), num_seqs, timing.first_token_ms, timing.step_ms,
           timing.step_ms / floor_ms, timing.tokens_per_second, timing.tokens_per_step,
-          100 * timing.idle_share);
+          100 * timing.idle_share, static_cast<unsigned long long>(timing.digest.value));
       json += ", \"c" + std::to_string(num_seqs) +
               "\": {\"first_token_ms\": " + std::to_string(timing.first_token_ms) +
               ", \"step_ms\": " + std::to_string(timing.step_ms) +
               ", \"tokens_per_second\": " + std::to_string(timing.tokens_per_second) +
-              ", \"gpu_idle_share\": " + std::to_string(timing.idle_share) + "}";
+              ", \"gpu_idle_share\": " + std::to_string(timing.idle_share) + ", \"digest\": \"" +
+              std::to_string(timing.digest.value) + "\"}";
     }
     for (int prompt_len : {2048, 8192}) {
       const Timing timing = decode(runner, 1, max_drafts, prompt_len, false);
-      std::printf("%s prompt of %d: first token %.2f ms, step %.3f ms\n", method.c_str(),
-                  prompt_len, timing.first_token_ms, timing.step_ms);
+      std::printf("%s prompt of %d: first token %.2f ms, step %.3f ms, digest %016llx\n",
+                  method.c_str(), prompt_len, timing.first_token_ms, timing.step_ms,
+                  static_cast<unsigned long long>(timing.digest.value));
       json += ", \"prompt" + std::to_string(prompt_len) +
               "_first_token_ms\": " + std::to_string(timing.first_token_ms);
     }

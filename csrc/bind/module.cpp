@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <future>
 #include <optional>
 
 #include "bind/packed.h"
@@ -138,24 +139,40 @@ DType dtype_of(const std::string& name, const std::string& code) {
   return DType::kE4M3;
 }
 
+/// Those of all ranks.
+template <bool kIsDraft>
+std::vector<Weights*> weights_of(Runner& runner) {
+  return kIsDraft ? runner.draft_weights() : runner.target_weights();
+}
+
+/// Calls load(weights) for all ranks, each on a thread of its own.
+template <typename Load>
+void for_each_rank(const std::vector<Weights*>& ranks, const Load& load) {
+  std::vector<std::future<void>> others;
+  for (size_t i = 1; i < ranks.size(); ++i) {
+    others.push_back(std::async(std::launch::async, [&, i] { load(*ranks[i]); }));
+  }
+  load(*ranks.front());
+  for (std::future<void>& other : others) other.get();
+}
+
 /// A tensor of the target or of the draft model, which may have token ids too.
 template <bool kIsDraft>
 void load_tensor(Runner& runner, const std::string& name, const py::buffer& data,
                  const std::string& dtype) {
-  const std::vector<Weights*> all =
-      kIsDraft ? std::vector{runner.drafter().weights()} : runner.target().weights();
-  OPENSPEC_CHECK_ARG(all.front() != nullptr, "this drafter has no weights");
+  const std::vector<Weights*> all = weights_of<kIsDraft>(runner);
+  OPENSPEC_CHECK_ARG(!all.empty(), "this drafter has no weights");
   const BufferBytes bytes(data);
   if (kIsDraft && (dtype == "I64" || dtype == "I32")) {
-    all.front()->load_offsets(
-        name, dtype == "I64" ? integers_of<int64_t>(bytes) : integers_of<int32_t>(bytes));
+    const std::vector<int64_t> offsets =
+        dtype == "I64" ? integers_of<int64_t>(bytes) : integers_of<int32_t>(bytes);
+    for (Weights* weights : all) weights->load_offsets(name, offsets);
     return;
   }
   const DType type = dtype_of(name, dtype);
   py::gil_scoped_release nogil;
-  for (Weights* weights : all) {
-    weights->load(name, bytes.data(), bytes.size(), type);
-  }
+  for_each_rank(all,
+                [&](Weights& weights) { weights.load(name, bytes.data(), bytes.size(), type); });
 }
 
 /// The names that any rank knows of such a tensor, each once.
@@ -171,10 +188,10 @@ std::vector<std::string> non_finite_of(const std::vector<Weights*>& ranks) {
 
 using TensorShapes = std::vector<std::pair<std::string, std::vector<int64_t>>>;
 
-TensorShapes shapes_of(const Weights* weights) {
+TensorShapes shapes_of(const std::vector<Weights*>& ranks) {
   TensorShapes shapes;
-  if (weights == nullptr) return shapes;
-  for (const TensorSpec& spec : weights->expected_tensors()) {
+  if (ranks.empty()) return shapes;
+  for (const TensorSpec& spec : ranks.front()->expected_tensors()) {
     shapes.emplace_back(spec.name, spec.shape);
   }
   return shapes;
@@ -322,10 +339,9 @@ void bind_runner(py::module_& m) {
              return std::make_unique<Runner>(config, num_pages, std::move(own));
            }),
            py::arg("config"), py::arg("num_pages"), py::arg("drafter") = py::none())
-      .def("expected_tensors",
-           [](Runner& runner) { return shapes_of(runner.target().weights().front()); })
+      .def("expected_tensors", [](Runner& runner) { return shapes_of(weights_of<false>(runner)); })
       .def("expected_draft_tensors",
-           [](Runner& runner) { return shapes_of(runner.drafter().weights()); })
+           [](Runner& runner) { return shapes_of(weights_of<true>(runner)); })
       .def("load_tensor", &load_tensor<false>, py::arg("name"), py::arg("data"), py::arg("dtype"))
       .def("load_draft_tensor", &load_tensor<true>, py::arg("name"), py::arg("data"),
            py::arg("dtype"))
@@ -333,9 +349,8 @@ void bind_runner(py::module_& m) {
       .def(
           "non_finite_tensors",
           [](Runner& runner) {
-            const Weights* draft = runner.drafter().weights();
-            return std::pair{non_finite_of(runner.target().weights()),
-                             draft == nullptr ? std::vector<std::string>() : draft->non_finite()};
+            return std::pair{non_finite_of(weights_of<false>(runner)),
+                             non_finite_of(weights_of<true>(runner))};
           },
           Nogil())
       .def_property_readonly("num_steps_ahead", &Runner::num_steps_ahead)
@@ -443,8 +458,12 @@ PYBIND11_MODULE(_C, m) {
         return std::make_pair(peer.has_access, peer.performance_rank);
       },
       py::arg("device"), py::arg("other"));
-  m.def("cuda_memory", [] {
-    const auto memory = openspec::device::memory();
-    return std::make_pair(memory.free_bytes, memory.total_bytes);
-  });
+  m.def(
+      "cuda_memory",
+      [](int device) {
+        const openspec::device::Use use(device);
+        const auto memory = openspec::device::memory();
+        return std::make_pair(memory.free_bytes, memory.total_bytes);
+      },
+      py::arg("device"));
 }

@@ -147,6 +147,7 @@ struct Description<RunnerConfig> {
       {"max_num_logits_rows", read_as<&RunnerConfig::max_num_logits_rows>},
       {"num_threads", read_as<&RunnerConfig::num_threads>},
       {"tensor_parallel_size", read_as<&RunnerConfig::tensor_parallel_size>},
+      {"exchange_deadline_s", read_as<&RunnerConfig::exchange_deadline_s>},
       {"max_draft_tokens", read_as<&RunnerConfig::max_draft_tokens>},
       {"max_grammar_drafts", read_as<&RunnerConfig::max_grammar_drafts>},
       {"draft_depth", read_as<&RunnerConfig::draft_depth>},

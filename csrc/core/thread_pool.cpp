@@ -1,13 +1,9 @@
 #include "core/thread_pool.h"
 
-#include <chrono>
 #include <ctime>
 
 #include "core/check.h"
-
-#if defined(__x86_64__) || defined(_M_X64)
-#include <immintrin.h>
-#endif
+#include "core/spin.h"
 
 namespace openspec {
 
@@ -19,21 +15,9 @@ double processor_seconds() {
 
 namespace {
 
-// A worker looks for the next loop this long before it sleeps: longer than the gap between two ops
-// of a step, shorter than the gap between two steps, so that an idle engine burns no core.
-constexpr auto kSpin = std::chrono::microseconds(30);
-
 constexpr int kIndexBits = 20;
 constexpr uint64_t kIndexMask = (uint64_t{1} << kIndexBits) - 1;
 constexpr int64_t kMaxCount = int64_t{1} << (kIndexBits - 1);
-
-void cpu_relax() {
-#if defined(__x86_64__) || defined(_M_X64)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 uint64_t index_of(uint64_t ticket) { return ticket & kIndexMask; }
 uint64_t count_of(uint64_t ticket) { return (ticket >> kIndexBits) & kIndexMask; }
@@ -97,15 +81,7 @@ void ThreadPool::work() {
       drain();
       continue;
     }
-    const auto deadline = std::chrono::steady_clock::now() + kSpin;
-    bool found = false;
-    while (!found && std::chrono::steady_clock::now() < deadline) {
-      for (int i = 0; i < 16 && !found; ++i) {
-        cpu_relax();
-        found = has_work(ticket_.load(std::memory_order_acquire));
-      }
-    }
-    if (found) continue;
+    if (spin_until([&] { return has_work(ticket_.load(std::memory_order_acquire)); })) continue;
     num_asleep_.fetch_add(1, std::memory_order_seq_cst);
     generation_.wait(seen, std::memory_order_seq_cst);
     num_asleep_.fetch_sub(1, std::memory_order_seq_cst);

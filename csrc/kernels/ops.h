@@ -10,6 +10,7 @@
 #include "kernels/drafts/kept_rows.h"
 #include "kernels/drafts/ngram_lookup.h"
 #include "kernels/drafts/token_pairs.h"
+#include "kernels/exchange/exchange.h"
 #include "kernels/linear/linear.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/rope/rope.h"
@@ -80,6 +81,11 @@ inline void copy_rows(const ExecContext& exec, const int32_t* row, const void* f
 /// Once per step, before the first layer's attention.
 inline void span_attention_plan(const ExecContext& exec, const SpanAttentionParams& params) {
   if (exec.device == Device::kCuda) OPENSPEC_ON_CUDA(span_attention_plan_cuda);
+}
+
+/// Ranks on the host write to one memory.
+inline void share_columns(const ExecContext& exec, const ShareColumnsParams& params) {
+  if (exec.device == Device::kCuda) OPENSPEC_ON_CUDA(share_columns_cuda);
 }
 
 #undef OPENSPEC_DEFINE_OP

@@ -1,10 +1,12 @@
 #include "runtime/runner.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "core/check.h"
 #include "kernels/drafts/kept_rows.h"
 #include "kernels/ops.h"
+#include "model/targets/device_exchange.h"
 #include "model/targets/sharded.h"
 #include "model/weights/weights.h"
 #include "runtime/device/device_step.h"
@@ -52,6 +54,18 @@ RecordPlan plan_records(const RunnerConfig& config, const DrafterNeeds& needs) {
           limits_of(config, needs)};
 }
 
+/// Null where all is on one device.
+std::unique_ptr<DeviceExchange> make_exchange(const RunnerConfig& config) {
+  if (config.device == Device::kCpu || config.tensor_parallel_size == 1) return nullptr;
+  return std::make_unique<DeviceExchange>(setup_of(config), config.devices,
+                                          static_cast<uint64_t>(1e9 * config.exchange_deadline_s));
+}
+
+std::optional<device::Use> use_device(const DeviceExchange* exchange, size_t rank) {
+  if (exchange == nullptr) return std::nullopt;
+  return std::optional<device::Use>(std::in_place, exchange->device(static_cast<int>(rank)));
+}
+
 }  // namespace
 
 MemoryPlan plan_memory(const RunnerConfig& config) {
@@ -81,68 +95,119 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
   return plan;
 }
 
+std::vector<Runner::Rank> Runner::make_ranks(const RunnerConfig& config, DeviceExchange* exchange,
+                                             std::unique_ptr<Drafter> drafter) {
+  std::vector<Rank> ranks;
+  const bool is_given = drafter != nullptr;
+  if (exchange == nullptr) {
+    ranks.push_back({.drafter = is_given ? std::move(drafter) : make_drafter(config),
+                     .target = make_target(setup_of(config))});
+    return ranks;
+  }
+  if (!is_given) drafter = make_drafter(config);
+  const bool is_on_device = drafter->works_on_arrays();
+  OPENSPEC_CHECK_ARG(!is_given || !is_on_device,
+                     "where ranks share the target, each needs a drafter of its own");
+  for (std::unique_ptr<TargetModel>& target : openspec::make_ranks(setup_of(config), *exchange)) {
+    if (is_on_device && !ranks.empty()) drafter = make_drafter(config);
+    ranks.push_back({.drafter = std::move(drafter), .target = std::move(target)});
+  }
+  return ranks;
+}
+
 Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafter> drafter)
     : config_((config.validate(), config)),
-      drafter_(drafter ? std::move(drafter) : make_drafter(config)),
-      target_(make_target(setup_of(config_))),
+      exchange_(make_exchange(config_)),
+      ranks_(make_ranks(config_, exchange_.get(), std::move(drafter))),
       sequences_(
-          limits_of(config_, drafter_->needs()), plan_records(config_, drafter_->needs()),
-          num_pages,
+          limits_of(config_, this->drafter().needs()),
+          plan_records(config_, this->drafter().needs()), num_pages,
           [this](void* to, const void* from, size_t bytes) { backend_->copy(to, from, bytes); }),
       table_(sequences_.table()) {
-  const bool is_cuda = config_.device == Device::kCuda;
   OPENSPEC_CHECK_ARG(
-      config_.acceptance == Acceptance::kMatch || drafter_->needs().keeps_logits,
+      config_.acceptance == Acceptance::kMatch || this->drafter().needs().keeps_logits,
       "acceptance by rejection needs the probabilities of chains of drafts, which this "
       "drafter does not know; accept by match");
-  const auto take_pages = [&](const StateNeeds& needs, std::vector<KvLayerView> views = {}) {
-    for (const KvLayerSpec& layer : needs.kv_layers) {
-      kv_buffers_.emplace_back(kv_page_bytes(config_, layer) * static_cast<size_t>(num_pages),
-                               memory_of(config_.device));
-      views.push_back(
-          {kv_buffers_.back().data(), layer.num_kv_heads, layer.head_dim, config_.page_size});
-    }
-    return views;
-  };
-  for (int rank = 0; rank < config_.tensor_parallel_size; ++rank) {
-    const TpRank whose{rank, config_.tensor_parallel_size};
-    kv_layers_ = take_pages(kind_of(config_).state_needs(config_.target, whose), kv_layers_);
+  std::vector<StepContext> contexts;
+  for (Rank& rank : ranks_) {
+    const size_t number = contexts.size();
+    const auto use = use_device(exchange_.get(), number);
+    take_pages(rank, static_cast<int>(number), num_pages);
+    contexts.push_back({.config = config_,
+                        .table = table_,
+                        .target = *rank.target,
+                        .drafter = rank.drafter ? *rank.drafter : this->drafter(),
+                        .kv_layers = rank.kv_layers,
+                        .records = sequences_.records(),
+                        .enter = [this](const char* stage) { enter(stage); },
+                        .report_drafter_failure =
+                            [this](const std::exception& error) {
+                              // A drafter can cost a step its drafts, never its tokens.
+                              const std::lock_guard lock(stats_mutex_);
+                              ++stats_.num_drafter_failures;
+                              stats_.last_drafter_failure = error.what();
+                            }});
   }
-  StepContext context{.config = config_,
-                      .table = table_,
-                      .target = *target_,
-                      .drafter = *drafter_,
-                      .kv_layers = kv_layers_,
-                      .records = sequences_.records(),
-                      .enter = [this](const char* stage) { enter(stage); },
-                      .report_drafter_failure =
-                          [this](const std::exception& error) {
-                            // A drafter can cost a step its drafts, never its tokens.
-                            const std::lock_guard lock(stats_mutex_);
-                            ++stats_.num_drafter_failures;
-                            stats_.last_drafter_failure = error.what();
-                          }};
-  drafter_->attach(*target_, take_pages(drafter_->needs().state));
-  if (is_cuda) {
-    // A drafter's layer has a place that is never written, which attention multiplies by zero; and
-    // what the target makes of places that were never written (time_steps) must not be NaN, or the
-    // drafter would write that there.
-    for (Buffer& buffer : kv_buffers_) device::fill_zero(buffer.data(), buffer.bytes(), nullptr);
-    device::synchronize(nullptr);
+  if (config_.device == Device::kCuda) {
 #ifdef OPENSPEC_CUDA
-    backend_ = std::make_unique<DeviceStep>(std::move(context));
+    backend_ = std::make_unique<DeviceStep>(contexts, exchange_.get());
 #endif
   } else {
-    backend_ = std::make_unique<HostStep>(std::move(context));
+    backend_ = std::make_unique<HostStep>(contexts.front());
   }
-  set_capture(drafter_->needs().capture_layers);
+  set_capture(this->drafter().needs().capture_layers);
 }
 
 Runner::~Runner() = default;
 
+void Runner::take_pages(Rank& rank, int number, int num_pages) {
+  const bool is_cuda = config_.device == Device::kCuda;
+  const auto take = [&](const StateNeeds& needs) {
+    std::vector<KvLayerView> views;
+    for (const KvLayerSpec& layer : needs.kv_layers) {
+      rank.kv_buffers.emplace_back(kv_page_bytes(config_, layer) * static_cast<size_t>(num_pages),
+                                   memory_of(config_.device));
+      views.push_back(
+          {rank.kv_buffers.back().data(), layer.num_kv_heads, layer.head_dim, config_.page_size});
+    }
+    return views;
+  };
+  const int size = config_.tensor_parallel_size;
+  for (int whose = is_cuda ? number : 0; whose < (is_cuda ? number + 1 : size); ++whose) {
+    const auto views = take(kind_of(config_).state_needs(config_.target, {whose, size}));
+    rank.kv_layers.insert(rank.kv_layers.end(), views.begin(), views.end());
+  }
+  if (rank.drafter) rank.drafter->attach(*rank.target, take(rank.drafter->needs().state));
+  if (!is_cuda) return;
+  // A drafter's layer has a place that is never written, which attention multiplies by zero; and
+  // what the target makes of places that were never written (time_steps) must not be NaN, or the
+  // drafter would write that there.
+  for (Buffer& buffer : rank.kv_buffers) {
+    device::fill_zero(buffer.data(), buffer.bytes(), nullptr);
+  }
+  device::synchronize(nullptr);
+}
+
+std::vector<Weights*> Runner::target_weights() {
+  std::vector<Weights*> all;
+  for (Rank& rank : ranks_) {
+    for (Weights* weights : rank.target->weights()) all.push_back(weights);
+  }
+  return all;
+}
+
+std::vector<Weights*> Runner::draft_weights() {
+  std::vector<Weights*> all;
+  for (Rank& rank : ranks_) {
+    Weights* weights = rank.drafter ? rank.drafter->weights() : nullptr;
+    if (weights != nullptr) all.push_back(weights);
+  }
+  return all;
+}
+
 void Runner::finish_loading() {
-  for (Weights* weights : target_->weights()) weights->finish_loading();
-  if (drafter_->weights() != nullptr) drafter_->weights()->finish_loading();
+  for (Weights* weights : target_weights()) weights->finish_loading();
+  for (Weights* weights : draft_weights()) weights->finish_loading();
   backend_->prepare();
 }
 

@@ -16,6 +16,8 @@
 
 namespace openspec {
 
+class DeviceExchange;
+
 /// Bytes a runner takes, of several ranks that share its target the first; pages come on top.
 struct MemoryPlan {
   size_t weight_bytes = 0, scratch_bytes = 0, table_bytes = 0, draft_fixed_bytes = 0;
@@ -49,14 +51,20 @@ struct RunnerStats {
 /// Not thread-safe.
 class Runner {
  public:
-  /// `drafter` replaces the one named in the configuration.
+  /// `drafter` replaces the one named in the configuration; where ranks share the target on CUDA,
+  /// one that works on the host.
   Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafter> drafter = nullptr);
   ~Runner();
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
 
-  TargetModel& target() { return *target_; }
-  Drafter& drafter() { return *drafter_; }
+  /// Of several ranks on CUDA, the first one's.
+  TargetModel& target() { return *ranks_.front().target; }
+  Drafter& drafter() { return *ranks_.front().drafter; }
+  /// Of each rank; all of them are given every tensor of the checkpoint.
+  std::vector<Weights*> target_weights();
+  /// As these, of a drafter that has some.
+  std::vector<Weights*> draft_weights();
   /// Once all weights are loaded: everything that a step needs is allocated and, on a device,
   /// recorded.
   void finish_loading();
@@ -87,7 +95,7 @@ class Runner {
   }
   /// Entries after the last known token that a step may write, at most.
   int num_rows_ahead() const {
-    return std::max(config_.draft_room(), drafter_->needs().num_draft_entries);
+    return std::max(config_.draft_room(), ranks_.front().drafter->needs().num_draft_entries);
   }
   /// Whether the sequence's next mask is being made beside the steps: until it is, steps have
   /// nothing to do for the sequence.
@@ -131,13 +139,23 @@ class Runner {
   /// What a result tells about the sources of its drafts.
   void observe_acceptance(const SpanResult& result, bool has_proposed);
 
+  /// What a rank on a device of its own has there; else there is one of these, with all that is.
+  struct Rank {
+    std::unique_ptr<Drafter> drafter;  // null: the first rank's, which works on the host
+    std::unique_ptr<TargetModel> target;
+    std::vector<Buffer> kv_buffers = {};  // by layer: the target's, then the drafter's
+    // The target's; on the host those of all its ranks.
+    std::vector<KvLayerView> kv_layers = {};
+  };
+  static std::vector<Rank> make_ranks(const RunnerConfig& config, DeviceExchange* exchange,
+                                      std::unique_ptr<Drafter> drafter);
+  void take_pages(Rank& rank, int number, int num_pages);
+
   RunnerConfig config_;
-  std::unique_ptr<Drafter> drafter_;
-  std::unique_ptr<TargetModel> target_;
+  std::unique_ptr<DeviceExchange> exchange_;  // null: there is one device
+  std::vector<Rank> ranks_;
   Sequences sequences_;
-  SequenceTable& table_;                // theirs
-  std::vector<Buffer> kv_buffers_;      // by layer: the target's by rank, then the drafter's
-  std::vector<KvLayerView> kv_layers_;  // the target's, by rank
+  SequenceTable& table_;  // theirs
   StageHook stage_hook_;
   mutable std::mutex stats_mutex_;
   RunnerStats stats_;

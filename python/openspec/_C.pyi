@@ -20,8 +20,8 @@ def fail_check(count: int, /) -> int:
     Returns how many calls there were since the last call of this function.
     """
 
-def cuda_memory() -> tuple[int, int]:
-    """(free, total) bytes of the CUDA device."""
+def cuda_memory(device: int) -> tuple[int, int]:
+    """(free, total) bytes of a visible CUDA device."""
 
 def cuda_device_name() -> str: ...
 def cuda_device_names() -> list[str]:

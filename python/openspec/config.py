@@ -58,6 +58,9 @@ class EngineConfig:
     accepts a little more and keeps the distribution of texts, but not the text of a seed."""
     adaptive_speculation: bool = True
     """Draft only where measured step times and acceptance say that it pays. Never changes text."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """Where the model's weights come from. auto: its files. dummy: random numbers in the shape that
+    config.json names, to time a model without its files; what it writes is nonsense."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of activations and KV. auto: float32 on cpu, bfloat16 on cuda, which has no other."""
     quantization: str | None = named(None, "FORMAT")
@@ -95,7 +98,7 @@ class EngineConfig:
     """CPU threads of the engine. Default: the CPUs that this process may use."""
     tensor_parallel_size: int = number(1, 1, max(TENSOR_PARALLEL_SIZES))
     """Ranks that share the model between them, 1, 2, 4 or 8, each with its part of every matrix.
-    The text is that of one. On cpu each rank has threads of its own; cuda takes 1 so far."""
+    The text is that of one. On cuda each rank has a GPU, on cpu threads of its own."""
     enable_prefix_caching: bool = True
     """Keep KV pages of finished requests for prompts that begin alike."""
     seed: int | None = number(None, -(1 << 63), (1 << 63) - 1)

@@ -1,14 +1,20 @@
 """A call of the CUDA runtime that fails: the step is given up, the books are whole, the text stays.
 
 What was enqueued before the failing call runs all the same, so every one of them leaves a step that
-is half done.
+is half done. Where devices share a model, the others wait for what a step that is half done will
+never send: there the engine ends, with one error.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import time
+from collections.abc import Callable
+
 import pytest
 
 from openspec import _C
+from openspec.engine import load
 from openspec.engine.core.engine_core import EngineCore
 from openspec.errors import EngineError
 from openspec.messages import SamplingParams
@@ -97,3 +103,86 @@ def test_calls_of_a_start(drafter_name: str) -> None:
             small_core(drafter_name, **untimed)
     _C.fail_check(0)
     assert texts(run(small_core(drafter_name, **untimed), JOBS)) == expected
+
+
+# ---- Devices that share a model -----------------------------------------------------------------
+
+DEADLINE_S = 0.5
+
+
+@pytest.fixture
+def shared_core(monkeypatch: pytest.MonkeyPatch) -> Callable[[], EngineCore]:
+    """Makes engines of two devices, which wait for each other for a short time."""
+    if len(_C.cuda_device_names()) < 2:
+        pytest.skip("needs 2 CUDA devices")
+    plan_engine = load.plan_engine
+
+    def impatient(*args: object) -> object:
+        planned = plan_engine(*args)  # type: ignore[arg-type]
+        runner = dataclasses.replace(planned.runner, exchange_deadline_s=DEADLINE_S)
+        return dataclasses.replace(planned, runner=runner)
+
+    monkeypatch.setattr(load, "plan_engine", impatient)
+    return lambda: small_core("ngram", tensor_parallel_size=2, adaptive_speculation=False)
+
+
+def ended(core: EngineCore) -> str:
+    """Why the engine ends with the jobs; nothing is done by it afterwards."""
+    began = time.monotonic()
+    with pytest.raises(EngineError) as raised:
+        run(core, JOBS)
+    assert time.monotonic() - began < 20 * DEADLINE_S
+    with pytest.raises(EngineError, match="the engine ends"):
+        core.check_integrity()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("rank", ["rank 0", "rank 1"])
+def test_a_device_that_fails(rank: str, shared_core: Callable[[], EngineCore]) -> None:
+    core = shared_core()
+
+    def fail(stage: str) -> None:
+        if stage == rank:
+            raise RuntimeError("broken")
+
+    core._runner.set_stage_hook(fail)  # type: ignore[attr-defined]
+    said = f"GPU {rank[-1]} could not do its part of a step; the engine ends: RuntimeError: broken"
+    assert said in ended(core)
+
+
+@pytest.mark.parametrize("rank", ["rank 0", "rank 1"])
+def test_a_device_that_stalls(rank: str, shared_core: Callable[[], EngineCore]) -> None:
+    core = shared_core()
+
+    def stall(stage: str) -> None:
+        if stage == rank:
+            time.sleep(4 * DEADLINE_S)
+
+    core._runner.set_stage_hook(stall)  # type: ignore[attr-defined]
+    other = 1 - int(rank[-1])
+    said = f"GPU {other} waited {DEADLINE_S} s for another GPU's part of a step; the engine ends"
+    assert said in ended(core)
+
+
+def test_calls_of_two_devices(shared_core: Callable[[], EngineCore]) -> None:
+    core = shared_core()
+    expected = texts(run(core, JOBS))
+    core.reset_prefix_cache()
+    _C.fail_check(0)
+    assert texts(run(core, JOBS)) == expected
+    num_calls = _C.fail_check(0)
+    num_ended = 0
+    for probe in range(NUM_PROBED_STARTS):
+        core = shared_core()
+        _C.fail_check(1 + probe * num_calls * 9 // (10 * NUM_PROBED_STARTS))
+        try:
+            results = run(core, JOBS)
+        except EngineError as error:
+            assert "a failure that a test asked for" in str(error)
+            num_ended += 1
+        else:  # nothing of a step was enqueued by then, or all of it
+            for result, text in zip(results, expected, strict=True):
+                assert result.finish_reason == "error" or result.text == text
+        finally:
+            _C.fail_check(0)
+    assert num_ended > 0

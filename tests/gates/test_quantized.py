@@ -16,7 +16,7 @@ import torch
 from bench.random_target import PUBLISHED, write_random_target
 
 from openspec.checkpoint.quantization.made import quantized
-from openspec.checkpoint.quantization.weight_format import BLOCK, weight_format
+from openspec.checkpoint.quantization.weight_format import BLOCK, made_format, weight_format
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import target_tensors
 from openspec.errors import ConfigError
@@ -84,11 +84,13 @@ def dequantised(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 def subject(folder: Path, wanted: str | None = None, **settings: Any) -> Subject:
     config = ModelConfig.from_folder(folder)
-    return Subject(
-        folder,
-        weight_format=weight_format(target_tensors(folder), config.quantization, wanted),
-        **settings,
+    declared = config.quantization
+    found = (
+        weight_format(target_tensors(folder), declared)
+        if declared is not None
+        else made_format(config.spec, str(wanted))
     )
+    return Subject(folder, weight_format=found, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +146,7 @@ def write_qwen(target: Path, dtype: torch.dtype) -> None:
     """The plain model as Qwen publishes blocks: weight_scale_inv of a narrower type."""
     shutil.copytree(plain_folder(), target)
     tensors = safetensors.torch.load_file(target / "model.safetensors")
-    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+    for name in [name for name in tensors if name.endswith(("_proj.weight", "lm_head.weight"))]:
         codes, scales = quantized(tensors[name], "block", name)
         tensors[name], tensors[f"{name}_scale_inv"] = codes, scales.to(dtype)
     safetensors.torch.save_file(tensors, target / "model.safetensors", {"format": "pt"})
@@ -181,6 +183,23 @@ def test_scales_are_widened_exactly(
     truth = reference(tmp_path / "plain", token_ids, torch.float32)
     found = subject(tmp_path / "coded").score(token_ids, len(token_ids))
     assert worst_error(found.logits, truth.logits) < MAX_ERROR
+    shared = subject(tmp_path / "coded", tensor_parallel_size=4)
+    assert_same_bits(shared.score(token_ids, 50), found)
+
+
+def test_a_tied_head_is_not_coded(tmp_path: Path) -> None:
+    write_qwen(tmp_path / "model", torch.bfloat16)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config["tie_word_embeddings"] = True
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"lm_head\.weight is e4m3, but model\.embed"):
+        harness.make_core(model=str(tmp_path / "model"), method="none")
+
+
+def test_the_cache_has_the_type_of_the_activations() -> None:
+    harness.make_core(method="none", dtype="bfloat16", kv_cache_dtype="bfloat16")
+    with pytest.raises(ConfigError, match="set --dtype bfloat16 too"):
+        harness.make_core(method="none", dtype="float32", kv_cache_dtype="bfloat16")
 
 
 def test_a_nan_among_the_codes_ends_the_start(tmp_path: Path) -> None:
@@ -220,6 +239,16 @@ def test_memory_counts_codes_and_scales() -> None:
         saved = plain - weight_bytes(model=str(coded_folder(wanted)))
         assert saved == plain - weight_bytes(model=str(plain_folder()), quantization=wanted)
         assert num_codes * (1 - share) < saved < num_codes
+
+
+def test_random_weights_are_quantised_too() -> None:
+    settings = {"model": str(plain_folder()), "method": "none", "load_format": "dummy"}
+    cores = [harness.make_core(**settings, quantization=wanted) for wanted in (None, "fp8")]
+    batch = jobs("greedy", 2)
+    plain, coded = (harness.texts(harness.run(core, batch)) for core in cores)
+    assert plain != coded
+    with pytest.raises(ConfigError, match="which needs the files"):
+        harness.make_core(**settings | {"model": str(coded_folder("fp8"))})
 
 
 def test_heads_draft_for_targets_in_fp8() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from bench.random_target import PUBLISHED, write_random_target
 
+from openspec import _C
 from openspec.config import EMBEDDED_MODEL
 from openspec.drafters import available_drafters
 from openspec.errors import ConfigError
@@ -52,10 +53,25 @@ EACH_DRAFTER = [
 ]
 
 
+ON_GPUS = (
+    "test_crowded",
+    "test_faults",
+    "test_prefix_hits_in_bfloat16",
+    "test_grammars",
+    "test_log_probabilities",
+)
+"""Of targets that CUDA computes, in numbers of ranks that are given."""
+
+
 @pytest.fixture(autouse=True)
-def on_the_host() -> None:
-    if harness.DEVICE != "cpu":
-        pytest.skip("on CUDA an engine has one rank")
+def a_device_for_each_rank(request: pytest.FixtureRequest) -> None:
+    if harness.DEVICE == "cpu":
+        return
+    if request.function.__name__ not in ON_GPUS:
+        pytest.skip("for ranks on CPU threads")
+    num_ranks = request.node.callspec.params["num_ranks"]
+    if num_ranks > len(_C.cuda_device_names()):
+        pytest.skip(f"needs {num_ranks} CUDA devices")
 
 
 def new_folder() -> Path:
@@ -136,12 +152,13 @@ def test_faults(name: str, stage: str, num_ranks: int, reference: Reference) -> 
     assert core.stats().num_step_failures == fault.num_raised > 3
 
 
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=FULL), 4])
 @pytest.mark.parametrize("name", EACH_DRAFTER)
-def test_prefix_hits_in_bfloat16(name: str) -> None:
+def test_prefix_hits_in_bfloat16(name: str, num_ranks: int) -> None:
     batch = jobs("mixed", 6)
     plain_texts = texts(run(make_core(method="none", dtype="bfloat16"), batch))
     settings = drafter_settings(name) | {"dtype": "bfloat16"}
-    core = make_core(**settings, tensor_parallel_size=4)
+    core = make_core(**settings, tensor_parallel_size=num_ranks)
     assert texts(run(core, batch)) == plain_texts
     before = core.stats().prefix_cache_hits
     assert texts(run(core, batch)) == plain_texts
@@ -226,16 +243,19 @@ def test_logits_have_the_bits_of_one_rank(name: str, num_ranks: int, dtype: str)
         assert_same_bits(shared.score(prompt, *chunks), whole)
 
 
+@pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=FULL), 4])
 @pytest.mark.parametrize("name", EACH_DRAFTER)
-def test_log_probabilities(name: str) -> None:
+def test_log_probabilities(name: str, num_ranks: int) -> None:
     """Of the prompt and of the answer, with the best beside them."""
     sampling = SamplingParams(temperature=0.8, seed=3, max_tokens=12, logprobs=5, prompt_logprobs=3)
     batch = [Job(prompt=job.prompt, sampling=sampling) for job in jobs("greedy", 3)]
     settings = drafter_settings(name)
-    [one, four] = [run(make_core(**settings, tensor_parallel_size=n), batch) for n in (1, 4)]
-    assert texts(one) == texts(four)
-    assert [job.logprobs for job in one] == [job.logprobs for job in four]
-    assert [job.prompt_logprobs for job in one] == [job.prompt_logprobs for job in four]
+    one, all_ranks = (
+        run(make_core(**settings, tensor_parallel_size=n), batch) for n in (1, num_ranks)
+    )
+    assert texts(one) == texts(all_ranks)
+    assert [job.logprobs for job in one] == [job.logprobs for job in all_ranks]
+    assert [job.prompt_logprobs for job in one] == [job.prompt_logprobs for job in all_ranks]
     assert all(job.prompt_logprobs for job in one)
 
 

@@ -264,6 +264,16 @@ def test_any_start_can_be_gone_on_with(server: RunningServer, start: str) -> Non
     assert ids.count(server.ids("<|im_end|>")[0]) == 1
 
 
+@pytest.mark.parametrize("name", ["prefix", "partial"])
+def test_a_last_message_that_says_itself_that_it_goes_on(server: RunningServer, name: str) -> None:
+    start = {"role": "assistant", "content": "one two"}
+    server.chat(messages=[*HI, {**start, name: True}], max_tokens=1)
+    assert prompt_text(server).endswith("<|im_start|>assistant\none two")
+    for messages in ([*HI, {**start, name: False}], [*HI, {**start, name: True}, *HI]):
+        server.chat(messages=messages, max_tokens=1)
+        assert "one two<|im_end|>\n" in prompt_text(server)
+
+
 @pytest.mark.parametrize("start", ["", " \n"])
 def test_nothing_cannot_be_gone_on_with(server: RunningServer, start: str) -> None:
     messages = [*HI, {"role": "assistant", "content": start}]
@@ -408,6 +418,37 @@ def test_parts_of_other_apis_are_text(server: RunningServer) -> None:
     assert "I must not." in prompt_text(server)
 
 
+def test_thinking_among_parts_is_thinking(server: RunningServer) -> None:
+    thoughts = [{"type": "thinking", "thinking": "Hm."}, {"type": "redacted_thinking", "data": "x"}]
+    parts = [*thoughts, {"type": "text", "text": "Yes."}]
+
+    def prompt(last: dict, **fields: object) -> str:
+        server.chat(messages=[*HI, {"role": "assistant", **last}], max_tokens=1, **fields)
+        return prompt_text(server)
+
+    for fields in ({}, {"add_generation_prompt": False}):
+        expected = prompt({"content": "Yes.", "reasoning_content": "Hm."}, **fields)
+        assert prompt({"content": parts}, **fields) == expected
+    for role in ("user", "system"):
+        error = server.error(PATH, messages=[{"role": role, "content": parts}])
+        assert error["param"] == "messages"
+
+
+def test_calls_in_their_older_form(server: RunningServer) -> None:
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    calls = [{"type": "function", "function": function}]
+    newer = [{"role": "assistant", "tool_calls": calls}, {"role": "tool", "content": "2"}]
+    older = [
+        {"role": "assistant", "content": None, "function_call": function},
+        {"role": "function", "name": "add", "content": "2"},
+    ]
+    prompts = []
+    for turns in (newer, older):
+        server.chat(messages=[*HI, *turns], tools=TOOLS, max_tokens=1)
+        prompts.append(prompt_text(server))
+    assert prompts[0] == prompts[1] and CALL in prompts[0]
+
+
 def test_limits_of_the_answer(server: RunningServer) -> None:
     assert server.chat(max_tokens=5, max_completion_tokens=3)["usage"]["completion_tokens"] == 3
     usage = server.chat()["usage"]
@@ -452,6 +493,16 @@ def test_limits_of_the_answer(server: RunningServer) -> None:
         ("thinking_budget", 0),
         ("reasoning_budget", 0),
         ("reasoning_format", "none"),
+        ("extra_body", {"enable_thinking": False}),
+        ("template_kwargs", {"enable_thinking": False}),
+        ("thinking_config", {"thinking_budget": 0}),
+        ("disable_thinking", True),
+        ("format", "json"),
+        ("structured_output", {"type": "object"}),
+        ("options", {"num_predict": 3}),
+        ("do_sample", False),
+        ("enable_search", True),
+        ("random_seed", 7),
         ("thinking", {"type": "perhaps"}),
         ("tools", [{"type": "function", "function": {}}]),
         ("tools", [{"type": "web"}]),

@@ -202,6 +202,7 @@ def test_pages_can_be_left_out(start_server) -> None:
     client = start_server(pages=False).client
     for path in ("/openapi.json", "/docs", "/ui"):
         assert client.get(path).status_code == 404
+        assert "/v1" in client.get(path).json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,8 @@ def test_tool_options(server: RunningServer) -> None:
         ("{}", {}),
         ('{"a": 1, ', {"_raw": '{"a": 1, '}),
         ('{"a": "\\ud800"}', {"_raw": '{"a": "\\ud800"}'}),
+        ('{"a": NaN}', {"_raw": '{"a": NaN}'}),
+        ('{"a": 1e999}', {"_raw": '{"a": 1e999}'}),
     ],
 )
 def test_arguments_as_an_object(server: RunningServer, arguments: str, expected: dict) -> None:
@@ -245,6 +247,14 @@ def test_arguments_as_an_object(server: RunningServer, arguments: str, expected:
     server.engine.script = lambda _: server.ids(f"{text}<|im_end|>")
     (call,) = send(server, tools=TOOLS)["content"]
     assert call["input"] == expected
+
+
+def test_numbers_of_arguments_are_as_they_are_spelled(server: RunningServer) -> None:
+    arguments = '{"a":1.10,"b":[1e2,18446744073709551615,123456789012345678.5]}'
+    text = f'<tool_call>\n{{"name": "add", "arguments": {arguments}}}\n</tool_call><|im_end|>'
+    server.engine.script = lambda _: server.ids(text)
+    body = {"messages": HI, "max_tokens": 200, "tools": TOOLS}
+    assert f'"input":{arguments}' in server.client.post(PATH, json=body).text
 
 
 def test_too_many_tokens_are_as_many_as_fit(server: RunningServer) -> None:
@@ -311,6 +321,17 @@ def test_refusals_name_the_field(server: RunningServer, field: str, value: objec
         assert field in error["message"], error
 
 
+def test_a_form_beside_a_message_that_goes_on_is_refused_in_this_apis_words(
+    server: RunningServer,
+) -> None:
+    messages = [*HI, {"role": "assistant", "content": "{"}]
+    form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    body = {"messages": messages, "max_tokens": 5, "output_config": form}
+    message = error_of(server, PATH, 400, body)["message"]
+    assert "output_config.format and an assistant's last message" in message
+    assert "continue_final_message" not in message
+
+
 def test_two_forms_that_differ_are_refused(server: RunningServer) -> None:
     form, other = ({"type": "json_schema", "schema": {"type": kind}} for kind in ("null", "object"))
     body = {"messages": HI, "max_tokens": 5, "output_config": {"format": form}}
@@ -361,6 +382,13 @@ def test_a_failure_is_the_last_event(start_server: Callable[..., RunningServer])
     error = json.loads(data.removeprefix("data: "))
     message = "The engine failed on this request."
     assert error == {"type": "error", "error": {"type": "api_error", "message": message}}
+
+
+def test_blocks_of_other_apis_are_text(server: RunningServer) -> None:
+    blocks = [{"type": "output_text", "text": "Yes."}, {"type": "refusal", "refusal": "No."}]
+    asked = {"role": "user", "content": [{"type": "input_text", "text": "And?"}]}
+    text = rendered(server, messages=[*HI, {"role": "assistant", "content": blocks}, asked])
+    assert "Yes.\nNo." in text and "And?" in text
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,8 @@ def test_thinking_is_switched(server: RunningServer) -> None:
     for effort, is_off in (("none", True), ("low", False)):
         respond(server, reasoning={"effort": effort, "summary": "auto"}, max_output_tokens=1)
         assert prompt_text(server).endswith(closed) is is_off
+    respond(server, reasoning={"enabled": False}, max_output_tokens=1)
+    assert prompt_text(server).endswith(closed)
 
 
 def test_what_agents_send(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -229,9 +231,10 @@ def test_what_agents_send(server: RunningServer, caplog: pytest.LogCaptureFixtur
                 server,
                 tools=[*others, *TOOLS],
                 tool_choice="auto",
-                include=["reasoning.encrypted_content"],
+                include=["reasoning.encrypted_content", "web_search_call.action.sources"],
                 store=False,
                 prompt_cache_key="x",
+                context_management=[],
                 service_tier="auto",
                 client_metadata={"a": "b"},
                 text={"verbosity": "low"},
@@ -286,6 +289,9 @@ def item(**fields: object) -> list[dict]:
         ("tools", [{**TOOLS[0], "strict": True}]),
         ("tools", [{"type": "function"}]),
         ("reasoning", {"effort": "huge"}),
+        ("reasoning", {"exclude": True}),
+        ("reasoning_effort", "none"),
+        ("context_management", [{"type": "compaction"}]),
         ("metadata", {"a": 1}),
         ("temperature", "hot"),
         ("input", 5),
@@ -483,9 +489,9 @@ def test_pages_of_input_items(server: RunningServer) -> None:
         ("/input_items?limit=x", "limit"),
         ("/input_items?order=up", "order"),
         ("/input_items?after=msg_x", "after"),
-        ("/input_items?include[]=message.input_image.image_url", "include"),
-        ("?include[]=file_search_call.results", "include"),
-        ("?include=file_search_call.results", "include"),
+        ("/input_items?include[]=message.output_text.logprobs", "include"),
+        ("?include[]=message.output_text.logprobs", "include"),
+        ("?include=x", "include"),
         ("?stream=true", "stream"),
     ],
 )

@@ -76,6 +76,8 @@ def grammar_of_last(server: RunningServer) -> str:
             {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
         ),
         (RESPONSES, {"text": {"format": {"type": "json_object"}}}),
+        (RESPONSES, {"text": {"format": {"type": "structural_tag", **TAGS}}}),
+        (CHAT, {"response_format": {"type": "structural_tag", **TAGS}}),
         ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}),
         ("/v1/messages", {"output_format": {"type": "json_schema", "schema": SCHEMA}}),
         (
@@ -121,6 +123,23 @@ def key_of(server: RunningServer, path: str = CHAT, **body: object) -> str:
     response = server.client.post(path, json=body)
     assert response.status_code == 200, response.text
     return grammar_of_last(server)
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_no_stop_string_ends_a_call_that_must_come(server: RunningServer, path: str) -> None:
+    tool = {"name": "add", "input_schema": SCHEMA} if path == MESSAGES else TOOL
+    forced = {"tools": [tool], "tool_choice": "required", "messages": HI}
+    if path == RESPONSES:
+        forced |= {"input": "hi", "tools": [{"type": "function", **TOOL["function"]}]}
+        del forced["messages"]
+    if path == MESSAGES:
+        forced["tool_choice"] = {"type": "any"}
+    name = "stop_sequences" if path == MESSAGES else "stop"
+    key_of(server, path, **forced, **{name: ["\n"]})
+    assert server.engine.requests[-1].sampling.stop == []
+    free = {**forced, "tool_choice": {"type": "auto"} if path == MESSAGES else "auto"}
+    key_of(server, path, **free, **{name: ["\n"]})
+    assert server.engine.requests[-1].sampling.stop == ["\n"]
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
@@ -193,6 +212,27 @@ def test_only_allowed_tools_are_called(server: RunningServer) -> None:
         assert server.error(CHAT, **chat, tool_choice=wrong)["param"] == "tool_choice"
 
 
+def test_allowed_tools_of_types_that_are_skipped(server: RunningServer) -> None:
+    function, hosted = {"type": "function", **TOOL["function"]}, {"type": "web_search"}
+    named = {"type": "function", "name": "add"}
+
+    def asked(mode: str, tools: list[dict], allowed: list[dict]) -> str:
+        choice = {"type": "allowed_tools", "mode": mode, "tools": allowed}
+        return key_of(server, RESPONSES, input="hi", tools=tools, tool_choice=choice)
+
+    forced = key_of(server, RESPONSES, input="hi", tools=[function], tool_choice="required")
+    assert asked("required", [function, hosted], [hosted, named]) == forced
+    assert asked("auto", [function, hosted], [hosted]) == ""
+    assert asked("auto", [hosted], [hosted]) == ""
+    for tools, allowed in (([function], [hosted]), ([function, hosted], [])):
+        choice = {"type": "allowed_tools", "mode": "auto", "tools": allowed}
+        error = server.error(RESPONSES, input="hi", tools=tools, tool_choice=choice)
+        assert error["param"] == "tool_choice"
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [hosted]}
+    fields = {"tools": [function, hosted], "tool_choice": choice}
+    assert server.error(RESPONSES, input="hi", **fields)["param"] == "tool_choice"
+
+
 @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
 def test_a_schema_beside_the_type(server: RunningServer, kind: str) -> None:
     given = {"type": kind, "schema": SCHEMA}
@@ -245,9 +285,28 @@ def test_a_schema_beside_the_type(server: RunningServer, kind: str) -> None:
                 "continue_final_message": True,
             },
             "response_format",
-            "continue_final_message",
+            "last message",
         ),
         (CHAT, {"response_format": {"type": "json_schema", "schema": 5}}, "response_format", "obj"),
+        (
+            TEXT,
+            {"response_format": {"type": "json_object", "value": SCHEMA}},
+            "response_format",
+            "unknown key 'value'",
+        ),
+        (
+            CHAT,
+            {"response_format": {**FORMAT, "schema": SCHEMA}},
+            "response_format",
+            "not both",
+        ),
+        (
+            CHAT,
+            {"response_format": {"type": "json_object", "strict": "yes"}},
+            "response_format",
+            "strict must be true or false",
+        ),
+        (CHAT, {"response_format": {"type": "regex"}}, "response_format", "structured_outputs"),
         (
             CHAT,
             {"response_format": {**FORMAT, "json_schema": {"schema": SCHEMA, "strict": True}}},

@@ -198,6 +198,33 @@ def test_a_stop_string_within_a_call(servers: Callable[[str], RunningServer], fo
         assert answer["output"][-1]["status"] == status
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_stop_string_within_the_tags_of_a_call(
+    servers: Callable[[str], RunningServer], form: str
+) -> None:
+    server = servers(form)
+    server.engine.script = lambda _: server.ids(FORMS[form][2] + "<|im_end|>")
+    for stop in ("write", '"name"', "<function="):
+        if stop not in FORMS[form][2]:
+            continue
+        body = {"messages": HI, "tools": TOOLS, "stop": [stop]}
+        choice = server.chat(**body)["choices"][0]
+        assert choice["message"]["content"].strip() == "I look."
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+        chunks = stream(server.client, "/v1/chat/completions", body)
+        deltas = [one["delta"] for chunk in chunks for one in chunk["choices"]]
+        assert "".join(one.get("content") or "" for one in deltas).strip() == "I look."
+
+
+def test_a_stop_string_behind_what_may_begin_a_tag(
+    servers: Callable[[str], RunningServer],
+) -> None:
+    server = servers("hermes")
+    server.engine.script = lambda _: server.ids("if a <= b<|im_end|>")
+    answer = server.chat(tools=TOOLS, stop=["="])["choices"][0]
+    assert answer["message"]["content"] == "if a <"
+
+
 def test_a_stop_string_behind_a_call(servers: Callable[[str], RunningServer]) -> None:
     server = servers("hermes")
     server.engine.script = lambda _: server.ids(FORMS["hermes"][2])

@@ -34,9 +34,21 @@ def test_one_small_page_that_only_runs_its_own(server: RunningServer) -> None:
     )
 
 
-def test_the_first_example_is_the_demos() -> None:
-    script = (FOLDER / "main.js").read_text()
-    assert f"  chat: [{json.dumps(DEFAULT_PROMPT)}, " in script
+def test_the_first_example_is_the_demos(server: RunningServer) -> None:
+    assert f"chat: [{json.dumps(DEFAULT_PROMPT)}, " in server.client.get("/ui").text
+
+
+def test_texts_in_the_scripts_are_served_as_they_are(server: RunningServer) -> None:
+    """What makes the page small leaves alone what stands in double quotes."""
+    served = server.client.get("/ui").text
+    texts = [
+        text
+        for name in SCRIPTS
+        for line in (FOLDER / name).read_text().splitlines()
+        if not line.lstrip().startswith("//")
+        for text in re.findall(r'"(?:\\.|[^"\\])*"', line)
+    ]
+    assert len(texts) > 500 and not [text for text in texts if text not in served]
 
 
 def test_each_page_leads_to_the_other(server: RunningServer) -> None:

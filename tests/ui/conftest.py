@@ -51,6 +51,15 @@ class Visit:
     url: str
     messages: list[str] = field(default_factory=list)
     hosts: set[str] = field(default_factory=set)
+    replies: list[str] = field(default_factory=list)
+
+    def reply(self, dialog: playwright_api.Dialog) -> None:
+        """Accepts what the page asks with the next of `replies`; without one it is a message."""
+        if self.replies:
+            dialog.accept(self.replies.pop(0))
+            return
+        self.messages.append(dialog.message)
+        dialog.dismiss()
 
     def ask(self, prompt: str) -> None:
         """Sends a prompt and waits for the end of the answer."""
@@ -94,7 +103,7 @@ def visit(browser: playwright_api.Browser) -> Iterator[Callable[..., Visit]]:
         one = Visit(page, url)
         page.on("console", lambda message: one.messages.append(message.text))
         page.on("pageerror", lambda error: one.messages.append(str(error)))
-        page.on("dialog", lambda dialog: (one.messages.append(dialog.message), dialog.dismiss()))
+        page.on("dialog", one.reply)
         page.on("request", lambda request: one.hosts.add(request.url.split("/")[2]))
         if setup is not None:
             setup(page)

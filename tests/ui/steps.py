@@ -26,6 +26,18 @@ def recorded(visit: Visit) -> list[list[dict]]:
     return runs
 
 
+def sent(visit: Visit) -> list[dict]:
+    """Bodies of the generations from here on."""
+    bodies: list[dict] = []
+
+    def note(request) -> None:
+        if request.url.endswith("completions"):
+            bodies.append(request.post_data_json)
+
+    visit.page.on("request", note)
+    return bodies
+
+
 def tint(position: int) -> str:
     return f"p{position if position <= 3 else 4 if position <= 7 else 8}"
 

@@ -13,19 +13,7 @@ from openspec.tools.demo import DEFAULT_PROMPT
 from tests.serve.conftest import RunningServer, run_fake_server
 from tests.serve.real_server import RealServer
 from tests.ui.conftest import Visit
-from tests.ui.steps import answering, recorded, spans, step_of
-
-
-def sent(visit: Visit) -> list[dict]:
-    """Bodies of the generations from here on."""
-    bodies: list[dict] = []
-
-    def note(request) -> None:
-        if request.url.endswith("completions"):
-            bodies.append(request.post_data_json)
-
-    visit.page.on("request", note)
-    return bodies
+from tests.ui.steps import answering, recorded, sent, spans, step_of
 
 
 def test_the_first_example_comes_out_right(visit: Callable[..., Visit], real: RealServer) -> None:

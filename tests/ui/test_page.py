@@ -260,7 +260,7 @@ def test_key_stays_in_the_tab(visit: Callable[..., Visit], fake_model_folder: Pa
         one.page.wait_for_selector('#key:text-is("Key ✓")')
         one.ask("hello")
         assert spans(one)
-        assert one.page.evaluate("localStorage.length") == 0
+        assert "secret-key" not in one.page.evaluate("JSON.stringify({...localStorage})")
         assert one.page.evaluate("document.cookie") == ""
         one.page.evaluate("navigator.clipboard.writeText = (text) => { window.copied = text; }")
         one.page.click("#curl")

@@ -13,6 +13,7 @@ import pytest
 
 from openspec import _grammar
 from openspec.errors import RequestError
+from openspec.grammar.formats import Format
 from openspec.grammar.schemas.schema import enforceable
 from openspec.messages import StructuredOutputs
 from openspec.text.grammars.answer_grammar import answer_format
@@ -23,7 +24,7 @@ from openspec.text.grammars.call_grammars import (
     text_or_calls_format,
 )
 from openspec.text.grammars.demand import CallDemand, Demand, ToolDemand, chat_demand
-from openspec.text.parsers.message import AnswerForm, MessageParser
+from openspec.text.parsers.message import CALL_PARSERS, AnswerForm, MessageParser
 from openspec.text.parsers.pieces import CallArguments, CallStart, Content, Reasoning
 from openspec.text.parsers.value_types import types_of_tools, value_types
 from tests.unit.grammar_walks import accepts, answers, compiled, tokenizer, vocabulary, walk
@@ -418,6 +419,43 @@ def test_tools_that_cannot_be_enforced() -> None:
         answer_format(asked())
     assert "strict: false" in str(caught.value) and caught.value.param == "tools"
     assert answer_format(asked(free=True)) == answer_format(asked(lenient=True))
+
+
+@pytest.mark.parametrize("form", CALL_PARSERS)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"title": "F"},
+        {"default": {}},
+        {"$schema": "http://json-schema.org/draft-07/schema#"},
+        {"type": None},
+        {"type": ["object", "string", "null"]},
+        {"type": "object", "nullable": True},
+        {"anyOf": [{"type": "string"}, {"type": "object"}]},
+        {"allOf": [{}]},
+        {"$defs": {"x": {}}, "$ref": "#/$defs/x"},
+    ],
+    ids=str,
+)
+def test_arguments_are_an_object(form: str, schema: dict) -> None:
+    def asked(parameters: dict) -> Format:
+        tools = [ToolDemand(name="f", parameters=parameters)]
+        calls = CallDemand(tools=tools, must_come=True, parallel=False)
+        return answer_format(Demand(calls=calls, form=form))
+
+    assert compiled(asked(schema)) == compiled(asked({"type": "object"}))
+
+
+@pytest.mark.parametrize("kind", ["string", "array", ["string", "null"]], ids=str)
+def test_arguments_that_are_no_object(kind: object) -> None:
+    def asked(**fields: bool) -> Demand:
+        tools = [ToolDemand(name="f", parameters={"type": kind}, **fields)]
+        return Demand(calls=CallDemand(tools=tools, must_come=True, parallel=True), form="hermes")
+
+    with pytest.raises(RequestError, match="f: #"):
+        answer_format(asked())
+    assert answer_format(asked(lenient=True)) == answer_format(asked(free=True))
 
 
 def test_what_coder_calls_cannot_write_is_free_for_lenient_tools() -> None:

@@ -264,6 +264,11 @@ def xml(name: str, **values: str) -> str:
             ("write", '{"force": true, "options": {"a": {"b": null}}, "lines": "none"}'),
         ),
         (xml("add", a="1.5", b="1"), ("add", '{"a": "1.5", "b": 1}')),
+        (
+            xml("add", a="18446744073709551615", b="1.10"),
+            ("add", '{"a": 18446744073709551615, "b": 1.10}'),
+        ),
+        (xml("write", lines="[1e2,0.10]"), ("write", '{"lines": [1e2,0.10]}')),
         (xml("add", a="NaN", b="Infinity"), ("add", '{"a": "NaN", "b": "Infinity"}')),
         (xml("add", a="__import__('os')"), ("add", """{"a": "__import__('os')"}""")),
         (xml("add", other="1"), ("add", '{"other": "1"}')),

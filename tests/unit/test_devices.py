@@ -9,6 +9,7 @@ import pytest
 from openspec.engine import devices
 from openspec.engine.devices import (
     Links,
+    check_ranks,
     links_between,
     listed_devices,
     listed_links,
@@ -222,3 +223,50 @@ def test_ranks_that_cannot_be_placed(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         places(number, names, environ, GB, num_ranks=num_ranks)
+
+
+H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(
+    ("num_ranks", "names", "environ", "message"),
+    [
+        (4, [H100] * 2, {}, "size 4 takes 4 GPUs, of which CUDA shows 2: .*show more with CUDA_V"),
+        (2, [H100, H200], {}, f"the GPUs are unlike, {H100}, {H200}; choose some of a kind with"),
+        (
+            2,
+            [f"{H100} MIG 1g.10gb"],
+            {"CUDA_VISIBLE_DEVICES": ""},
+            "MIG 1g.10gb is a part of a GPU",
+        ),
+        (2, [H100], {"CUDA_VISIBLE_DEVICES": "MIG-a"}, "MIG-a is a part of a GPU.*--replicas"),
+        (2, [H100] * 4, {"CUDA_LAUNCH_BLOCKING": "1"}, "CUDA_LAUNCH_BLOCKING=1.*unset it.*--repl"),
+        (2, [H100] * 4, {}, "GPU 0 does not have an NVLink to GPU 1, see nvidia-smi topo.*--repl"),
+        (2, [H100] * 2, {"CUDA_VISIBLE_DEVICES": "1,2"}, "GPU 0 does not have an NVLink to GPU 1"),
+        (4, [H100] * 4, {"CUDA_VISIBLE_DEVICES": "0,2,1,3"}, "not have an NVLink to GPU 2"),
+    ],
+)
+def test_ranks_that_cannot_share_a_model(
+    num_ranks: int, names: list[str], environ: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_ranks(num_ranks, names, lambda one, other: one != other, environ)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_ranks_that_can_share_a_model() -> None:
+    visible = {"CUDA_VISIBLE_DEVICES": "2,0"}
+    check_ranks(2, [H100] * 2, lambda one, other: one != other, visible)
+    with pytest.raises(ConfigError, match=r"GPU 1 does not reach the memory of GPU 0.*--repl"):
+        check_ranks(2, [H100] * 2, lambda one, other: one < other, visible)
+
+
+def test_access_has_to_do_where_links_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object, **__: object) -> None:
+        raise FileNotFoundError("nvidia-smi")
+
+    monkeypatch.setattr(subprocess, "run", absent)
+    check_ranks(2, [H100] * 2, lambda one, other: True, {})
+    with pytest.raises(ConfigError, match="GPU 0 does not reach the memory of GPU 1"):
+        check_ranks(2, [H100] * 2, lambda one, other: False, {})

@@ -107,6 +107,11 @@ def test_low_but_plausible(config: EngineConfig) -> None:
     assert "the drafter works; 40% at position 1 is less than usual" in text
 
 
+def test_what_so_few_drafts_cannot_tell_apart(config: EngineConfig) -> None:
+    text, has_problem = report(config, accepting({0: 30, 1: 52, 2: 42}))
+    assert not has_problem and "the drafter fits the model" in text
+
+
 def test_neighbour_is_better(config: EngineConfig) -> None:
     text, has_problem = report(config, accepting({0: 14, 1: 20, 2: 68}))
     assert has_problem

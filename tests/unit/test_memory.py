@@ -94,9 +94,10 @@ def test_the_plan_is_one_rank_s() -> None:
 
 @dataclass
 class Core:
-    """The compiled core on a GPU of 80 GiB, for a model of so many bytes."""
+    """The compiled core on GPUs of 80 GiB, for a model of so many bytes."""
 
     weight_bytes: int
+    num_gpus: int = 1
     num_plans: int = 0
 
     def why_no_cuda(self) -> str:
@@ -105,8 +106,14 @@ class Core:
     def drafter_names(self) -> list[str]:
         return ["none"]
 
-    def cuda_memory(self) -> tuple[int, int]:
-        return 80 * GIB, 80 * GIB
+    def cuda_memory(self, device: int) -> tuple[int, int]:
+        return (80 - device) * GIB, 80 * GIB
+
+    def cuda_device_names(self) -> list[str]:
+        return ["NVIDIA H100"] * self.num_gpus
+
+    def cuda_peer(self, device: int, other: int) -> tuple[bool, int]:
+        return device != other, 0
 
     def memory_plan(self, runner: RunnerConfig) -> Plan:
         self.num_plans += 1
@@ -119,8 +126,8 @@ class Core:
     ("size", "said"),
     [
         (60, None),
-        (140, "; each of 2 such devices .* --tensor-parallel-size 2, .* not run on cuda yet"),
-        (280, "; each of 4 such devices .* --tensor-parallel-size 4, .* not run on cuda yet"),
+        (140, "; each of 2 such devices would hold its part with --tensor-parallel-size 2$"),
+        (280, "; each of 4 such devices would hold its part with --tensor-parallel-size 4$"),
         (560, "raise --gpu-memory-utilization or lower --max-model-len$"),
     ],
 )
@@ -137,12 +144,32 @@ def test_how_many_gpus_would_hold_a_model(
         assert "\n" not in str(caught.value)
 
 
-def test_ranks_on_cuda_are_refused_before_anything_is_allocated(
+def no_nvidia_smi(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+    raise FileNotFoundError("nvidia-smi")
+
+
+def test_ranks_on_cuda_have_the_memory_of_the_fullest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_plan, "_C", Core(100 * GIB, num_gpus=4))
+    monkeypatch.setattr(subprocess, "run", no_nvidia_smi)
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "")
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING"):
+        monkeypatch.delenv(name, raising=False)
+    plan = engine_plan.plan_engine(EngineConfig(method="none", tensor_parallel_size=4)).memory
+    assert plan.available_bytes == 77 * GIB and plan.weight_bytes == 25 * GIB
+    assert plan.describe().startswith("each of 4 ranks has weights 25.0")
+    # Read by CUDA when it is first used.
+    assert os.environ["CUDA_MODULE_LOADING"] == "EAGER"
+    engine_plan.plan_engine(EngineConfig(method="none", tensor_parallel_size=2))
+
+
+def test_ranks_without_gpus_are_refused_before_anything_is_allocated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     core = Core(GIB)
     monkeypatch.setattr(engine_plan, "_C", core)
-    with pytest.raises(ConfigError, match=r"not run on cuda yet, only on cpu; .*--replicas N"):
+    monkeypatch.setattr(subprocess, "run", no_nvidia_smi)
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "")
+    with pytest.raises(ConfigError, match="takes 2 GPUs, of which CUDA shows 1: NVIDIA H100; "):
         load.load_engine(EngineConfig(method="none", tensor_parallel_size=2))
     assert core.num_plans == 0
 

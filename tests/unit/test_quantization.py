@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from openspec.checkpoint.quantization.declared import read_declared
 from openspec.checkpoint.quantization.made import quantized
-from openspec.checkpoint.quantization.weight_format import WeightFormat, weight_format
+from openspec.checkpoint.quantization.weight_format import WeightFormat, check_wanted, weight_format
 from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.tensor_info import TensorInfo
@@ -98,7 +98,9 @@ def read(
         name: TensorInfo(name, dtype, tuple(shape), folder / "model.safetensors")
         for name, (dtype, shape) in tensors.items()
     }
-    return weight_format(infos, read_declared(folder, keys), wanted)
+    declared = read_declared(folder, keys)
+    check_wanted(declared, wanted)
+    return WeightFormat() if declared is None else weight_format(infos, declared)
 
 
 @pytest.mark.parametrize("name", DIALECTS)
@@ -163,6 +165,24 @@ def test_what_is_not_listed_has_to_be_fp8(tmp_path: Path) -> None:
     assert len(read(tmp_path, listed, tensors).quantized) == len(MODULES) - 1
 
 
+def test_targets_may_be_some_modules(tmp_path: Path) -> None:
+    tensors = coded("channel")
+    for module in MODULES[:4]:
+        tensors[f"{module}.weight"] = ("BF16", [N, K])
+        tensors.pop(f"{module}.weight_scale")
+    config = compressed("channel")
+    with pytest.raises(ConfigError, match="does not list it"):
+        read(tmp_path, config, tensors)
+    config["config_groups"]["group_0"]["targets"] = ["re:.*mlp.*"]
+    assert len(read(tmp_path, config, tensors).quantized) == 3
+
+
+def test_a_cache_alone_may_be_quantised(tmp_path: Path) -> None:
+    beside = {"quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    tensors: Tensors = {f"{module}.weight": ("BF16", [N, K]) for module in MODULES}
+    assert read(tmp_path, None, tensors, beside=beside) == WeightFormat()
+
+
 def without_scale(tensors: Tensors) -> None:
     tensors.pop(f"{MODULES[0]}.weight_scale")
 
@@ -218,7 +238,7 @@ def of_bfloat16(tensors: Tensors) -> None:
         (of_double_scales, "expected dtype BF16 or F16 or F32, found F64"),
         (of_another_shape, r"expected shape \[320, 1\] \(channel\)"),
         (of_another_form, r"expected shape \[320, 1\] \(channel\)"),
-        (of_no_matrix, "only matrices named"),
+        (of_no_matrix, "only matrices of decoder layers"),
         (of_bfloat16, "no tensor is F8_E4M3"),
     ],
 )
@@ -307,8 +327,7 @@ def test_quantization_is_checked_against_the_file(
         of_bfloat16(tensors)
     if message is None:
         found = read(tmp_path, config, tensors, wanted)
-        assert len(found.quantized) == len(MODULES) and found.is_made == (name is None)
-        assert "lm_head.weight" not in found.quantized
+        assert len(found.quantized) == (0 if name is None else len(MODULES))
     else:
         with pytest.raises(ConfigError, match=message):
             read(tmp_path, config, tensors, wanted)
@@ -402,8 +421,11 @@ def test_a_folder_of_several_files_is_written_in_the_form_that_is_read(
     assert "7 of 15 tensors are FP8 codes" in capsys.readouterr().out
     declared = ModelConfig.from_folder(target).quantization
     assert declared is not None and declared.forms == {"block"}
-    found = weight_format(target_tensors(target), declared, "compressed-tensors")
+    found = weight_format(target_tensors(target), declared)
     assert set(found.quantized) == {f"{module}.weight" for module in MODULES}
-    for again, message in ((target, "compressed-tensors float-quantized already"), (source, "cannot be written")):
+    for again, message in (
+        (target, "compressed-tensors float-quantized already"),
+        (source, "cannot be written"),
+    ):
         assert quantize.main([str(again), str(target if again is source else tmp_path / "x")]) == 2
         assert re.search(message, capsys.readouterr().err)

@@ -29,7 +29,8 @@ from openspec.settings.spellings import REMOVED, SPECULATIVE_SPELLINGS, SPELLING
 from openspec.text.pool import NUM_THREADS
 from openspec.tools import doctor
 
-MAX_FLAGS, MAX_GROUPS = 56, 8
+MAX_FLAGS, MAX_GROUPS = 57, 8
+"""The last: --load-format, for shapes whose weights are not at hand or larger than a disk."""
 SERVER = group_of("server", ServeConfig)
 
 Parse = Callable[[str, str | None], Mapping[str, object]]

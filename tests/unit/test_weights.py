@@ -114,6 +114,30 @@ def test_the_library_s_own_files(tmp_path: Path) -> None:
     }
 
 
+def test_dummy_weights_follow_from_a_tensor_s_name_and_shape(tmp_path: Path) -> None:
+    shapes = {
+        "model.layers.0.mlp.up_proj.weight": ("BF16", [3000, 3000]),  # longer than what is drawn
+        "model.layers.1.mlp.up_proj.weight": ("BF16", [3000, 3000]),
+        "model.layers.0.self_attn.k_proj.bias": ("BF16", [64]),
+        "model.norm.weight": ("BF16", [3000]),
+    }
+    once, again = Sink(shapes), Sink(dict(reversed(shapes.items())))
+    for sink in (once, again):
+        load_weights(sink, tmp_path, load_format="dummy")
+    assert once.loaded == again.loaded
+    matrix, other, bias, norm = (
+        torch.frombuffer(bytearray(data), dtype=torch.bfloat16).float()
+        for data, _ in once.loaded.values()
+    )
+    assert len(matrix) == 9_000_000
+    assert not torch.equal(matrix, other)
+    assert matrix.std() == pytest.approx(1.2 / 3000**0.5, rel=0.01)
+    assert abs(matrix.mean()) < 1e-4
+    assert 0 < bias.abs().max() <= 0.18
+    assert norm.min() >= 0.5
+    assert norm.max() <= 1.5
+
+
 def test_data_need_not_be_aligned(tmp_path: Path) -> None:
     header, data = build({"a": ("BF16", [1]), "b": ("F32", [2])}, metadata=False)
     text = json.dumps(header).encode()

@@ -1,6 +1,7 @@
 #include "kernels/common/device.h"
 
 #ifdef OPENSPEC_CUDA
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <atomic>
@@ -36,16 +37,15 @@ void check(int error, const char* what) {
 }
 
 std::string why_unusable() {
-  int count = 0;
-  const cudaError_t error = cudaGetDeviceCount(&count);
+  int found = 0;
+  const cudaError_t error = cudaGetDeviceCount(&found);
   if (error != cudaSuccess) {
     cudaGetLastError();
     return std::string("the CUDA driver reports: ") + cudaGetErrorString(error);
   }
-  if (count == 0) return "no GPU is visible";
-  int device = 0, major = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+  if (found == 0) return "no GPU is visible";
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, current()),
         "cudaDeviceGetAttribute");
   if (major < 8) return "the GPU is older than compute capability 8.0";
   return "";
@@ -59,17 +59,11 @@ std::string name_of(int device) {
 }
 }  // namespace
 
-std::string name() {
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  return name_of(device);
-}
+std::string name() { return name_of(current()); }
 
 std::vector<std::string> names() {
-  int count = 0;
-  check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
   std::vector<std::string> found;
-  for (int device = 0; device < count; ++device) found.push_back(name_of(device));
+  for (int device = 0; device < count(); ++device) found.push_back(name_of(device));
   return found;
 }
 
@@ -79,6 +73,55 @@ Peer peer(int device, int other) {
   check(cudaDeviceGetP2PAttribute(&rank, cudaDevP2PAttrPerformanceRank, device, other),
         "cudaDeviceGetP2PAttribute");
   return {has_access != 0, rank};
+}
+
+int count() {
+  int found = 0;
+  check(cudaGetDeviceCount(&found), "cudaGetDeviceCount");
+  return found;
+}
+
+int current() {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
+}
+
+Use::Use(int device) : device_(device), previous_(current()) {
+  if (device_ != previous_) check(cudaSetDevice(device_), "cudaSetDevice");
+}
+Use::~Use() {
+  if (device_ != previous_) cudaSetDevice(previous_);
+}
+
+bool loads_eagerly() {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  check(cudaGetDriverEntryPointByVersion("cuModuleGetLoadingMode", &entry, 12000, cudaEnableDefault,
+                                         &result),
+        "cudaGetDriverEntryPointByVersion");
+  if (result != cudaDriverEntryPointSuccess) return false;
+  auto mode = CU_MODULE_LAZY_LOADING;
+  const auto get_mode = reinterpret_cast<CUresult (*)(CUmoduleLoadingMode*)>(entry);
+  return get_mode(&mode) == CUDA_SUCCESS && mode == CU_MODULE_EAGER_LOADING;
+}
+
+void enable_peers(const std::vector<int>& devices) {
+  for (const int device : devices) {
+    const Use use(device);
+    for (const int other : devices) {
+      if (other == device) continue;
+      OPENSPEC_CHECK_ARG(peer(device, other).has_access, "GPU ", device,
+                         " cannot reach the memory of GPU ", other,
+                         ", as GPUs that share a model must; use --replicas for more devices");
+      const cudaError_t error = cudaDeviceEnablePeerAccess(other, 0);
+      if (error == cudaErrorPeerAccessAlreadyEnabled) {
+        cudaGetLastError();
+      } else {
+        check(error, "cudaDeviceEnablePeerAccess");
+      }
+    }
+  }
 }
 
 MemoryInfo memory() {
@@ -192,6 +235,12 @@ std::string name() { no_cuda(); }
 MemoryInfo memory() { no_cuda(); }
 std::vector<std::string> names() { no_cuda(); }
 Peer peer(int, int) { no_cuda(); }
+int count() { no_cuda(); }
+int current() { no_cuda(); }
+Use::Use(int) { no_cuda(); }
+Use::~Use() = default;
+bool loads_eagerly() { no_cuda(); }
+void enable_peers(const std::vector<int>&) { no_cuda(); }
 void* allocate(size_t) { no_cuda(); }
 void release(void*) {}
 void* allocate_pinned(size_t) { no_cuda(); }

@@ -48,9 +48,32 @@ struct Peer {
 };
 Peer peer(int device, int other);
 
+/// Of the visible devices.
+int count();
+/// The device on which this thread's memory, streams, events and graphs are made and its kernels
+/// are launched: 0 until it uses another one.
+int current();
+/// Makes a device the thread's current one, until the end of the guard's life.
+class Use {
+ public:
+  explicit Use(int device);
+  ~Use();
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+ private:
+  int device_ = 0, previous_ = 0;
+};
+/// Whether kernels are loaded when a device is first used, not when each is first launched, which
+/// waits for those that run (CUDA_MODULE_LOADING).
+bool loads_eagerly();
+/// Lets each of the devices read and write the memory of all others. Throws ArgumentError naming
+/// two that cannot.
+void enable_peers(const std::vector<int>& devices);
+
 void* allocate(size_t bytes);
 void release(void* data);
-/// Host memory that the device reads and writes directly.
+/// Host memory that all devices read and write directly.
 void* allocate_pinned(size_t bytes);
 void release_pinned(void* data);
 
@@ -61,6 +84,7 @@ void copy_on_device(void* to, const void* from, size_t bytes, void* stream);
 void fill_zero(void* data, size_t bytes, void* stream);
 void synchronize(void* stream);
 
+/// As all that is made here, of the device that is current then.
 class Stream {
  public:
   Stream();

@@ -44,6 +44,8 @@ struct Exchange {
 /// What a kernel writes to `fault` when something has not come in time. It then ends with wrong
 /// results, as every later one does at once. `clear_exchange_cuda` on all ranks begins anew.
 inline constexpr uint32_t kExchangeIsLate = 1;
+/// What the host writes there when a rank cannot do its part: those who wait for it end as well.
+inline constexpr uint32_t kExchangeIsOff = 2;
 
 inline constexpr int kShareBlocks = 64;  // of share_columns_cuda
 

@@ -64,8 +64,8 @@ class DFlash : public DecoderModel<DFlashConfig, DFlashTensors> {
   void forward(const ExecContext& exec, Sight whole, Sight sliding, std::span<const KvLayerView> kv,
                const void* embedding, void* out);
   /// Logits of `count` outputs: out [count, draft_vocab_size] fp32. `head` is the target's.
-  void logits(const ExecContext& exec, std::span<const PackedLinear> head, const void* outputs,
-              int count, float* out) {
+  void logits(const ExecContext& exec, const LogitsHead& head, const void* outputs, int count,
+              float* out) {
     scratch_.logits_of(exec, config_.has_head ? tensors_.head : head, outputs, count, out);
   }
   /// The Markov head: what each token adds to the logits after it.
@@ -80,7 +80,7 @@ class DFlash : public DecoderModel<DFlashConfig, DFlashTensors> {
   }
   /// How `count` outputs weigh the terms of the selector's pairs: factors [count, selector_rank].
   void weigh_pairs(const ExecContext& exec, const void* outputs, int count, void* factors) {
-    scratch_.linear(exec, tensors_.selector_hidden, outputs, factors, count, dtype_);
+    scratch_.linear(exec, tensors_.selector_hidden, outputs, factors, count);
   }
 };
 

@@ -38,8 +38,8 @@ DraftTensors::DraftTensors(Weights& weights, const DraftModelConfig& c,
       hidden_norm(weights.add_norm(hidden_norm_name, c.hidden_size)),
       final_norm(weights.add_norm("norm.weight", c.hidden_size)) {
   if (c.has_head) {
-    head.push_back(weights.add_linear("", {"lm_head.weight"}, {c.draft_vocab_size}, c.hidden_size,
-                                      LinearEpilogue::kNone));
+    head.shards.push_back(weights.add_linear("", {"lm_head.weight"}, {c.draft_vocab_size},
+                                             c.hidden_size, LinearEpilogue::kNone));
   }
   if (c.has_embedding) {
     embedding = weights.add_table("embed_tokens.weight", c.vocab_size, c.hidden_size);

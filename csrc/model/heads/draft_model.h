@@ -35,7 +35,7 @@ struct DraftTensors {
   DraftTensors(Weights& weights, const DraftModelConfig& config, const std::string& hidden_norm);
 
   PackedLinear fc;
-  std::vector<PackedLinear> head;  // one, if it is its own
+  LogitsHead head;  // if it is its own
   const float *hidden_norm = nullptr, *final_norm = nullptr;
   const void* embedding = nullptr;  // [vocab_size, hidden_size] bf16, if it is its own
   Weights::TokenMap token_map;      // null: columns of the head are token ids

@@ -145,7 +145,7 @@ void Eagle3::mask_feature(const ExecContext& exec, const int32_t* zero, void* ca
                         .width = config_.num_captures * config_.hidden_size,
                         .dtype = dtype_});
   norm_captures(exec, captured, 1);
-  scratch_.linear(exec, tensors_.fc, captured, feature, 1, dtype_);
+  scratch_.linear(exec, tensors_.fc, captured, feature, 1);
 }
 
 }  // namespace openspec

@@ -56,8 +56,8 @@ class Eagle3 : public DecoderModel<Eagle3Config, Eagle3Tensors> {
   void mask_feature(const ExecContext& exec, const int32_t* zero, void* captured, void* feature);
   /// Logits of rows of the last pass: out [count, draft_vocab_size] fp32; row [count], of -1 comes
   /// anything; null: its first ones. `head` is the target's.
-  void logits(const ExecContext& exec, std::span<const PackedLinear> head, const int32_t* row,
-              int count, float* out) {
+  void logits(const ExecContext& exec, const LogitsHead& head, const int32_t* row, int count,
+              float* out) {
     scratch_.logits(exec, config_.has_head ? tensors_.head : head, row, count, out);
   }
 

@@ -129,6 +129,7 @@ DecoderScratch::DecoderScratch(const LayerGeometry& geometry, DType dtype, Devic
       exchange_(exchange),
       at_(plan(geometry, dtype, device, limits, num_threads)),
       buffer_(at_.total, memory_of(device)) {
+  if (exchange_ != nullptr) exchange_->give_area(buffer_.at(at_.residual), at_.end_of_shared);
 #ifdef OPENSPEC_CUDA
   if (device == Device::kCuda) {
     device::fill_zero(buffer_.at(at_.linear), kLinearWorkspaceBytesCuda, nullptr);
@@ -154,6 +155,7 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
   };
   at.residual = areas.take(most_rows, static_cast<size_t>(g.hidden_size) * dtype_bytes(dtype));
   at.normed = take_rows(g.hidden_size, dtype_bytes(dtype));
+  at.end_of_shared = areas.bytes;  // up to here all ranks' places are the same
   at.attention_in =
       g.num_inputs == 1 ? at.normed : take_rows(g.attention_inputs(), dtype_bytes(dtype));
   at.qkv = take_rows(std::max(g.qkv_width(), limits.max_outputs), dtype_bytes(dtype));
@@ -169,6 +171,7 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
     for (const int inputs : {g.q_width(), g.intermediate_size, limits.max_inputs}) {
       num_splits = std::max(num_splits, linear_num_splits(g.hidden_size, inputs));
     }
+    if (g.rank.size > 1) num_splits = 0;  // the sums go to inboxes
     at.linear = areas.take(1, kLinearWorkspaceBytesCuda);
     at.partials = areas.take(num_splits * std::min(limits.max_rows, kMaxPartialRows),
                              static_cast<size_t>(g.hidden_size) * sizeof(float));
@@ -194,34 +197,41 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
   return at;
 }
 
+LinearParams DecoderScratch::linear_params(const PackedLinear& weight, const void* x,
+                                           int num_rows) {
+  return {.weight = weight,
+          .x = x,
+          .num_rows = num_rows,
+          .dtype = dtype_,
+          .out_dtype = dtype_,
+          .workspace = reinterpret_cast<float*>(buffer_.at(at_.linear))};
+}
+
 void DecoderScratch::linear(const ExecContext& exec, const PackedLinear& weight, const void* x,
-                            void* out, int num_rows, DType out_dtype, float* partials) {
-  ops::linear(exec, {.weight = weight,
-                     .x = x,
-                     .out = out,
-                     .num_rows = num_rows,
-                     .dtype = dtype_,
-                     .out_dtype = out_dtype,
-                     .workspace = reinterpret_cast<float*>(buffer_.at(at_.linear)),
-                     .partials = partials});
+                            void* out, int num_rows, float* partials) {
+  LinearParams params = linear_params(weight, x, num_rows);
+  params.out = out;
+  params.partials = partials;
+  ops::linear(exec, params);
 }
 
-void DecoderScratch::logits_of(const ExecContext& exec, std::span<const PackedLinear> head,
-                               const void* x, int num_rows, float* out) {
-  for (const PackedLinear& shard : head) {
-    ops::linear(exec, {.weight = shard,
-                       .x = x,
-                       .out = out + shard.shard.first_output,
-                       .out_stride = shard.whole_outputs(),
-                       .num_rows = num_rows,
-                       .dtype = dtype_,
-                       .out_dtype = DType::kF32,
-                       .workspace = reinterpret_cast<float*>(buffer_.at(at_.linear))});
+void DecoderScratch::logits_of(const ExecContext& exec, const LogitsHead& head, const void* x,
+                               int num_rows, float* out) {
+  for (const PackedLinear& shard : head.shards) {
+    LinearParams params = linear_params(shard, x, num_rows);
+    params.out = out + shard.shard.first_output;
+    params.out_stride = shard.whole_outputs();
+    params.out_dtype = DType::kF32;
+    ops::linear(exec, params);
   }
+  if (head.exchange == nullptr) return;
+  const PackedLinear& own = head.shards.front();
+  head.exchange->share_columns(exec, out, num_rows,
+                               {own.shard.first_output, own.num_outputs, own.whole_outputs()});
 }
 
-void DecoderScratch::logits(const ExecContext& exec, std::span<const PackedLinear> head,
-                            const int32_t* row, int count, float* out) {
+void DecoderScratch::logits(const ExecContext& exec, const LogitsHead& head, const int32_t* row,
+                            int count, float* out) {
   const void* in = normed();
   if (row != nullptr) {
     const int64_t width = int64_t{geometry_.hidden_size} * dtype_bytes(dtype_);
@@ -233,17 +243,13 @@ void DecoderScratch::logits(const ExecContext& exec, std::span<const PackedLinea
 
 Delta DecoderScratch::delta(const ExecContext& exec, const PackedLinear& weight, const void* x,
                             int num_rows) {
-  if (!weight.has_all_inputs()) {
-    float* sums = exchange_->begin();
-    linear(exec, weight, x, nullptr, num_rows, dtype_, sums);
-    return {.partials = sums, .num_partials = weight.num_splits, .is_exchanged = true};
-  }
+  if (!weight.has_all_inputs()) return {.weight = &weight, .x = x};
   // On the CPU the sums of a whole matrix meet in registers.
   const bool is_apart =
       exec.device == Device::kCuda && weight.num_splits > 1 && num_rows <= kMaxPartialRows;
   void* out = buffer_.at(at_.delta);
   auto* partials = is_apart ? reinterpret_cast<float*>(buffer_.at(at_.partials)) : nullptr;
-  linear(exec, weight, x, out, num_rows, dtype_, partials);
+  linear(exec, weight, x, out, num_rows, partials);
   if (is_apart) return {.partials = partials, .num_partials = weight.num_splits};
   return {.rows = out};
 }
@@ -295,23 +301,44 @@ void DecoderPass::see(const Sight& sight) {
   is_planned_ = false;
 }
 
-void DecoderPass::norm(void* residual, const float* weight, void* out, int64_t out_stride) {
+void DecoderPass::norm(void* residual, const float* weight, void* out, int64_t out_stride,
+                       bool is_read) {
   const LayerGeometry& g = scratch_.geometry_;
-  if (due_.is_exchanged) scratch_.exchange_->await();
-  ops::rms_norm(exec_, {.residual = residual,
-                        .delta = due_.rows,
-                        .delta_partials = due_.partials,
-                        .num_partials = due_.num_partials,
-                        .starts_residual = starts_,
-                        .weight = weight,
-                        .out = out,
-                        .out_stride = out_stride,
-                        .num_rows = attention_.rows.num_rows,
-                        .width = g.hidden_size,
-                        .eps = g.rms_norm_eps,
-                        .dtype = scratch_.dtype_});
+  const RmsNormParams params = {.residual = residual,
+                                .delta = due_.rows,
+                                .delta_partials = due_.partials,
+                                .num_partials = due_.num_partials,
+                                .starts_residual = starts_,
+                                .weight = weight,
+                                .out = out,
+                                .out_stride = out_stride,
+                                .num_rows = attention_.rows.num_rows,
+                                .width = g.hidden_size,
+                                .eps = g.rms_norm_eps,
+                                .dtype = scratch_.dtype_};
+  if (due_.weight != nullptr) {
+    norm_of_sums(params, is_read);
+  } else {
+    ops::rms_norm(exec_, params);
+  }
   due_ = {};
   starts_ = false;
+}
+
+void DecoderPass::norm_of_sums(const RmsNormParams& norm, bool is_read) {
+  const PackedLinear& weight = *due_.weight;
+  const auto bytes = static_cast<int64_t>(dtype_bytes(norm.dtype));
+  const int64_t out_stride = norm.out_stride == 0 ? norm.width : norm.out_stride;
+  for (int row = 0; row < norm.num_rows; row += kMaxRoundRows) {
+    RmsNormParams slice = norm;
+    slice.num_rows = std::min(kMaxRoundRows, norm.num_rows - row);
+    slice.residual = static_cast<std::byte*>(norm.residual) + row * norm.width * bytes;
+    slice.out = static_cast<std::byte*>(norm.out) + row * out_stride * bytes;
+    const void* x = static_cast<const std::byte*>(due_.x) + row * weight.num_inputs * bytes;
+    slice.num_partials = weight.num_splits;
+    scratch_.exchange_->send(exec_, scratch_.linear_params(weight, x, slice.num_rows));
+    scratch_.exchange_->take(exec_, slice, is_read);
+  }
 }
 
 void DecoderPass::project(const PackedLinear& weight, const void* x) {
@@ -322,7 +349,7 @@ void DecoderPass::project(const PackedLinear& weight, const void* x) {
 void DecoderPass::append(const DecoderLayer& layer, const void* x, const KvLayerView& kv) {
   const LayerGeometry& g = scratch_.geometry_;
   const DecoderScratch::Places& places = scratch_.at_;
-  scratch_.linear(exec_, layer.qkv, x, at(places.qkv), attention_.rows.num_rows, scratch_.dtype_);
+  scratch_.linear(exec_, layer.qkv, x, at(places.qkv), attention_.rows.num_rows);
   attention_.kv = kv;
   ops::rope_append(exec_, {.rows = attention_.rows,
                            .qkv = at(places.qkv),
@@ -339,7 +366,7 @@ void DecoderPass::append(const DecoderLayer& layer, const void* x, const KvLayer
 void DecoderPass::append_context(const PackedLinear& context, std::span<const DecoderLayer> layers,
                                  const void* x, std::span<const KvLayerView> kv) {
   const DecoderScratch::Places& places = scratch_.at_;
-  scratch_.linear(exec_, context, x, at(places.qkv), attention_.rows.num_rows, scratch_.dtype_);
+  scratch_.linear(exec_, context, x, at(places.qkv), attention_.rows.num_rows);
   AppendContextParams params = {.rows = attention_.rows,
                                 .kv = at(places.qkv),
                                 .cos_sin = at<float>(places.cos_sin),
@@ -362,7 +389,7 @@ const void* DecoderPass::convolve(const BlockConv& conv, const void* x) {
   const LayerGeometry& g = scratch_.geometry_;
   const int num_rows = attention_.rows.num_rows;
   void* out = at(scratch_.at_.delta);  // free until `attend` or `mlp` have read it
-  scratch_.linear(exec_, conv.taps, x, at(scratch_.at_.taps), num_rows, scratch_.dtype_);
+  scratch_.linear(exec_, conv.taps, x, at(scratch_.at_.taps), num_rows);
   ops::block_conv(exec_, {.row_parent = attention_.rows.row_parent,
                           .x = x,
                           .own = at(scratch_.at_.taps),
@@ -396,7 +423,7 @@ void DecoderPass::convolve_due(const BlockConv& conv) {
 
 void DecoderPass::mlp(const DecoderLayer& layer, const void* x) {
   void* activated = at(scratch_.at_.activated);
-  scratch_.linear(exec_, layer.gate_up, x, activated, attention_.rows.num_rows, scratch_.dtype_);
+  scratch_.linear(exec_, layer.gate_up, x, activated, attention_.rows.num_rows);
   add(scratch_.delta(exec_, layer.down, activated, attention_.rows.num_rows));
 }
 

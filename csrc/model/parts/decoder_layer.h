@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -72,13 +71,22 @@ void add_mlp(Weights& weights, const LayerGeometry& geometry, const std::string&
 /// Throws ArgumentError if the device's kernels do not cover the geometry.
 void check_geometry(const LayerGeometry& geometry, DType dtype, Device device);
 
+/// What makes logits of hidden states: the whole matrix in shards.
+struct LogitsHead {
+  std::vector<PackedLinear> shards;
+  SumExchange* exchange = nullptr;  // by which other ranks' columns come, whose shards are not here
+};
+
 /// A linear's output on its way to the norm that adds it to a residual stream: [num_rows,
 /// hidden_size], or the sums of the weight's splits apart.
 struct Delta {
   const void* rows = nullptr;
   const float* partials = nullptr;
   int num_partials = 0;
-  bool is_exchanged = false;  // some of them come from other ranks
+  // Of a weight whose other inputs are other ranks': the product itself, which is put off until
+  // the norm, so that each slice of many rows is normed before the sums of the next are sent.
+  const PackedLinear* weight = nullptr;
+  const void* x = nullptr;
 };
 
 /// Memory of passes through layers of one geometry, and of what a model does around them.
@@ -98,24 +106,25 @@ class DecoderScratch {
 
   /// out [num_rows, outputs] = x W^T, or `partials` where they are given; outside of a pass too.
   void linear(const ExecContext& exec, const PackedLinear& weight, const void* x, void* out,
-              int num_rows, DType out_dtype, float* partials = nullptr);
-  /// out [num_rows, outputs of the whole] fp32 = x W^T: of each shard of a head its columns.
-  void logits_of(const ExecContext& exec, std::span<const PackedLinear> head, const void* x,
-                 int num_rows, float* out);
+              int num_rows, float* partials = nullptr);
+  /// out [num_rows, outputs of the whole] fp32 = x W^T; with an exchange it lies in an area of it.
+  void logits_of(const ExecContext& exec, const LogitsHead& head, const void* x, int num_rows,
+                 float* out);
   /// Logits of rows of `normed`: out [count, outputs] fp32; row [count] lies on the device, of -1
   /// comes anything; null: the first rows. The residual stream is gone then.
-  void logits(const ExecContext& exec, std::span<const PackedLinear> head, const int32_t* row,
-              int count, float* out);
+  void logits(const ExecContext& exec, const LogitsHead& head, const int32_t* row, int count,
+              float* out);
 
  private:
   friend class DecoderPass;
   struct Places {
-    size_t residual, normed, attention_in, qkv, q, attended, delta, activated, cos_sin, linear,
-        attention, partials, taps, total;
+    size_t residual, normed, end_of_shared, attention_in, qkv, q, attended, delta, activated,
+        cos_sin, linear, attention, partials, taps, total;
   };
   static Places plan(const LayerGeometry& geometry, DType dtype, Device device,
                      const ForwardLimits& limits, int num_threads);
 
+  LinearParams linear_params(const PackedLinear& weight, const void* x, int num_rows);
   /// out = x W^T for the next norm, hidden_size outputs wide; there until the next one.
   Delta delta(const ExecContext& exec, const PackedLinear& weight, const void* x, int num_rows);
 

@@ -36,7 +36,10 @@ class DecoderPass {
   /// Layers from here on see this. What the rows are, and where their KV goes, stays.
   void see(const Sight& sight);
   /// residual += what is due; out = its norm, in rows of `out_stride` elements (0: the width).
-  void norm(void* residual, const float* weight, void* out, int64_t out_stride = 0);
+  /// `is_read`: others than norms read the residual stream before it changes again. Of many rows a
+  /// rank has else its own alone: the same ones in all rounds of a pass, so they are never stale.
+  void norm(void* residual, const float* weight, void* out, int64_t out_stride = 0,
+            bool is_read = false);
   /// The residual stream of the next `norm` begins as x W^T, whatever it was.
   void project(const PackedLinear& weight, const void* x);
   /// K and V of x [num_rows, attention_inputs] go to `kv`; nothing is attended to.
@@ -59,6 +62,8 @@ class DecoderPass {
 
  private:
   void plan();
+  /// `norm` of a product whose sums are all ranks'.
+  void norm_of_sums(const RmsNormParams& norm, bool is_read);
   template <typename T = std::byte>
   T* at(size_t offset) {
     return reinterpret_cast<T*>(scratch_.buffer_.at(offset));

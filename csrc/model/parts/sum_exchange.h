@@ -1,18 +1,49 @@
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/common/exec.h"
+#include "kernels/exchange/exchange.h"
+#include "kernels/linear/linear.h"
+#include "kernels/norm/rms_norm.h"
+#include "model/weights/part.h"
+
 namespace openspec {
 
-/// A rank's way to the sums of all ranks. In a pass rounds follow each other, the same on every
-/// rank: each lays its splits' sums of a matrix among those of the others, then all add all.
+/// Rows of a round, at most: a pass of more goes through its exchange in slices.
+inline constexpr int kMaxRoundRows = kMaxRowsToOwners;
+
+/// Rows whose sums a slot of an exchange holds, of passes of `max_rows`: on the host one memory has
+/// all of a round's, on CUDA each rank has what comes to it.
+constexpr int slot_rows(Device device, int max_rows, int num_ranks) {
+  const int most = std::min(max_rows, kMaxRoundRows);
+  if (device == Device::kCpu) return most;
+  return std::max(std::min(most, kMaxRowsToAll), inbox_rows(most, num_ranks));
+}
+
+/// A rank's way to the sums of all ranks, and to columns of which each has some. In a pass all
+/// ranks call the same, in the same order.
 class SumExchange {
  public:
   virtual ~SumExchange() = default;
-  /// Begins a round: where the linear leaves its sums, [num_splits of the whole matrix, num_rows,
-  /// hidden_size] fp32. They stay until the round after the next begins.
-  virtual float* begin() = 0;
-  /// The sums of all ranks are there for what the rank runs from here on. Throws if another rank
-  /// has failed.
-  virtual void await() = 0;
+  /// A round of at most kMaxRoundRows rows: the sums of the rank's splits go to all ...
+  virtual void send(const ExecContext& exec, LinearParams product) = 0;
+  /// ... and the norm adds those of all ranks, as many as `num_partials`. Where rows have owners,
+  /// residuals of other ranks' rows are there afterwards only if `shares_residual`. Throws if
+  /// another rank has failed.
+  virtual void take(const ExecContext& exec, RmsNormParams norm, bool shares_residual) = 0;
+
+  // On the host ranks write to one memory; where each has its own:
+  /// Memory into which others write what they share with the rank. All ranks give areas of the same
+  /// sizes in the same order, before the first pass, for as long as there are passes.
+  virtual void give_area(void* data, size_t bytes) { (void)data, (void)bytes; }
+  /// rows [num_rows, columns.whole] fp32, in an area, of which the rank has `columns`, are whole on
+  /// every rank afterwards.
+  virtual void share_columns(const ExecContext& exec, float* rows, int num_rows, Part columns) {
+    (void)exec, (void)rows, (void)num_rows, (void)columns;
+  }
 };
 
 }  // namespace openspec

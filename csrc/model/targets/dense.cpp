@@ -48,8 +48,8 @@ struct DenseTensors {
       layers.push_back(add_decoder_layer(weights, c, "model.layers." + std::to_string(i) + "."));
     }
     final_norm = weights.add_norm("model.norm.weight", c.hidden_size);
-    shared.head.push_back(weights.add_linear("", {"lm_head.weight"}, {c.vocabulary()},
-                                             c.hidden_size, LinearEpilogue::kNone));
+    shared.head.shards.push_back(weights.add_linear("", {"lm_head.weight"}, {c.vocabulary()},
+                                                    c.hidden_size, LinearEpilogue::kNone));
     shared.embedding = weights.add_table("model.embed_tokens.weight", c.vocab_size, c.hidden_size);
     if (c.tie_word_embeddings) weights.tie("lm_head.weight", "model.embed_tokens.weight");
   }
@@ -63,7 +63,9 @@ class DenseTarget final : public TargetModel, DecoderModel<DenseConfig, DenseTen
  public:
   explicit DenseTarget(const TargetSetup& setup)
       : DecoderModel(DenseConfig(setup.spec, setup.rank), setup.dtype, setup.device, setup.limits,
-                     setup.num_threads, setup.exchange) {}
+                     setup.num_threads, setup.exchange) {
+    tensors_.shared.head.exchange = setup.exchange;
+  }
 
   static size_t weight_bytes_of(const TargetSetup& setup) {
     return weight_bytes(DenseConfig(setup.spec, setup.rank), setup.device);
@@ -78,7 +80,8 @@ class DenseTarget final : public TargetModel, DecoderModel<DenseConfig, DenseTen
     const int num_splits =
         std::max(linear_num_splits(c.hidden_size, part.q_heads.whole * c.head_dim),
                  linear_num_splits(c.hidden_size, part.intermediate.whole));
-    return static_cast<size_t>(num_splits) * static_cast<size_t>(setup.limits.max_rows) *
+    const int num_rows = slot_rows(setup.device, setup.limits.max_rows, setup.rank.size);
+    return static_cast<size_t>(num_splits) * static_cast<size_t>(num_rows) *
            static_cast<size_t>(c.hidden_size) * sizeof(float);
   }
 
@@ -98,10 +101,14 @@ void DenseTarget::forward(const ExecContext& exec, const RowBatch& rows, const T
   void* normed = scratch_.normed();
   const size_t row_bytes = static_cast<size_t>(c.hidden_size) * dtype_bytes(dtype_);
 
+  DecoderPass pass(exec, scratch_, rows, memory.page_table, memory.kv.front(), inv_freq_.floats(),
+                   /*first_token=*/0, /*is_fenced=*/true);
   // Layer i's output is complete once the next norm has added what is due.
-  const auto capture = [&](int layer) {
+  const auto norm_after = [&](int layer, const float* weight) {
     const auto found = std::find(capture_layers.begin(), capture_layers.end(), layer);
-    if (found == capture_layers.end()) return;
+    const bool is_captured = found != capture_layers.end();
+    pass.norm(residual, weight, normed, /*out_stride=*/0, /*is_read=*/is_captured);
+    if (!is_captured) return;
     ops::gather_rows(exec, {.in = residual,
                             .out = static_cast<std::byte*>(captured) +
                                    row_bytes * static_cast<size_t>(found - capture_layers.begin()),
@@ -109,9 +116,6 @@ void DenseTarget::forward(const ExecContext& exec, const RowBatch& rows, const T
                             .width_bytes = static_cast<int64_t>(row_bytes),
                             .out_stride = static_cast<int64_t>(row_bytes * capture_layers.size())});
   };
-
-  DecoderPass pass(exec, scratch_, rows, memory.page_table, memory.kv.front(), inv_freq_.floats(),
-                   /*first_token=*/0, /*is_fenced=*/true);
   ops::embedding(exec, {.token = rows.row_token,
                         .table = tensors_.shared.embedding,
                         .out = residual,
@@ -120,14 +124,12 @@ void DenseTarget::forward(const ExecContext& exec, const RowBatch& rows, const T
                         .dtype = dtype_});
   for (int i = 0; i < c.num_layers; ++i) {
     const DecoderLayer& layer = tensors_.layers[static_cast<size_t>(i)];
-    pass.norm(residual, layer.input_norm, normed);
-    capture(i - 1);
+    norm_after(i - 1, layer.input_norm);
     pass.attend(layer, normed, memory.kv[static_cast<size_t>(i)]);
     pass.norm(residual, layer.post_norm, normed);
     pass.mlp(layer, normed);
   }
-  pass.norm(residual, tensors_.final_norm, normed);
-  capture(c.num_layers - 1);
+  norm_after(c.num_layers - 1, tensors_.final_norm);
 }
 
 void DenseTarget::logits(const ExecContext& exec, const int32_t* row, int count, float* out) {

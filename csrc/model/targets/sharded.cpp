@@ -8,6 +8,8 @@
 
 #include "core/rendezvous.h"
 #include "core/thread_pool.h"
+#include "kernels/ops.h"
+#include "model/targets/device_exchange.h"
 #include "model/targets/shared_tensors.h"
 #include "model/weights/buffer.h"
 
@@ -35,15 +37,22 @@ class HostExchange final : public SumExchange {
  public:
   explicit HostExchange(SharedSums& sums) : sums_(sums) {}
 
-  float* begin() override {
+  void send(const ExecContext& exec, LinearParams product) override {
     slot_ = (slot_ + 1) % kNumSlots;
-    return sums_.memory.floats() + slot_ * sums_.slot_floats;
+    product.partials = slot();
+    ops::linear(exec, product);
   }
-  void await() override { sums_.rendezvous.wait(); }
+  void take(const ExecContext& exec, RmsNormParams norm, bool) override {
+    sums_.rendezvous.wait();
+    norm.delta_partials = slot();
+    ops::rms_norm(exec, norm);
+  }
   /// A pass begins: on all ranks with the same slot, wherever the last one ended.
   void restart() { slot_ = 0; }
 
  private:
+  float* slot() { return sums_.memory.floats() + slot_ * sums_.slot_floats; }
+
   SharedSums& sums_;
   size_t slot_ = 0;
 };
@@ -66,8 +75,9 @@ class ShardedTarget final : public TargetModel {
 
   SharedTensors shared() const override {
     SharedTensors shared = ranks_.front().model->shared();
+    shared.head.exchange = nullptr;  // all shards are here
     for (size_t i = 1; i < ranks_.size(); ++i) {
-      shared.head.push_back(ranks_[i].model->shared().head.front());
+      shared.head.shards.push_back(ranks_[i].model->shared().head.shards.front());
     }
     return shared;
   }
@@ -137,14 +147,14 @@ TargetSetup setup_of_rank(const TargetSetup& whole, int rank) {
 size_t exchange_bytes_of_rank(const TargetSetup& whole) {
   const int num_ranks = whole.rank.size;
   if (num_ranks == 1) return 0;
+  if (whole.device == Device::kCuda) return device_exchange_bytes(whole);
   return kNumSlots * target_kind(whole.spec.kind).exchange_bytes(whole) /
          static_cast<size_t>(num_ranks);
 }
 
 std::unique_ptr<TargetModel> make_target(const TargetSetup& setup) {
   if (setup.rank.size == 1) return target_kind(setup.spec.kind).make(setup);
-  OPENSPEC_CHECK_ARG(setup.device == Device::kCpu,
-                     "ranks share a target on the CPU only; use --replicas for more devices");
+  OPENSPEC_CHECK(setup.device == Device::kCpu, "ranks on CUDA are made on a device each");
   return std::make_unique<ShardedTarget>(setup);
 }
 

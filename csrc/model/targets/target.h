@@ -67,7 +67,7 @@ struct TargetKind {
   /// Throws ArgumentError naming what of the description it does not compute, or why it cannot be
   /// shared by so many ranks.
   StateNeeds (*state_needs)(const TargetSpec& spec, TpRank rank) = nullptr;
-  /// Of the sums of one round of its SumExchange; null: the kind is not shared by ranks.
+  /// Of a slot of its SumExchange, with the sums of a round; null: the kind is not shared by ranks.
   size_t (*exchange_bytes)(const TargetSetup& setup) = nullptr;
 };
 

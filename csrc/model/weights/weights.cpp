@@ -35,7 +35,9 @@ uint16_t to_bf16(float value) {
 }  // namespace
 
 Weights::Weights(Device device, size_t bytes)
-    : device_(device), buffer_(bytes, memory_of(device)) {}
+    : device_(device),
+      ordinal_(device == Device::kCuda && bytes > 0 ? device::current() : 0),
+      buffer_(bytes, memory_of(device)) {}
 
 void* Weights::take(size_t bytes) {
   void* data = buffer_.bytes() == 0 ? nullptr : buffer_.at(num_taken_);
@@ -278,6 +280,8 @@ Weights::TokenMap Weights::add_token_map(const std::string& name, int count, int
 void Weights::tie(const std::string& name, const std::string& from) {
   Destination& source = destinations_.at(from);
   const Destination& tied = destinations_.at(name);
+  OPENSPEC_CHECK_ARG(tied.matrix_type == source.matrix_type, "tensor ", name, " is e4m3, but ",
+                     from, " serves as it; take a checkpoint in which both are bf16");
   source.stores.insert(source.stores.end(), tied.stores.begin(), tied.stores.end());
   destinations_.erase(name);
 }
@@ -307,6 +311,7 @@ void Weights::load(const std::string& name, const void* data, size_t bytes, DTyp
                      " must not be e4m3");
   OPENSPEC_CHECK_ARG(dtype != DType::kE4M3 || !has_nan_code(data, bytes), "tensor ", name,
                      " holds NaN, codes 0x7F or 0xFF; get the checkpoint anew");
+  const auto use = use_device();
   for (const Store& store : destination.stores) store(data, dtype);
   destination.loaded = true;
 }
@@ -318,6 +323,7 @@ void Weights::load_offsets(const std::string& name, std::span<const int64_t> off
   const int64_t expected = num_elements(found->second.shape);
   OPENSPEC_CHECK_ARG(static_cast<int64_t>(offsets.size()) == expected, "tensor ", name, " has ",
                      offsets.size(), " entries, expected ", expected);
+  const auto use = use_device();
   found->second.store_offsets(offsets);
   found->second.loaded = true;
 }
@@ -326,11 +332,13 @@ void Weights::finish_loading() {
   for (const auto& [name, destination] : destinations_) {
     OPENSPEC_CHECK_ARG(destination.loaded, "tensor ", name, " is missing");
   }
+  const auto use = use_device();
   if (device_ == Device::kCuda) device::synchronize(nullptr);
   staging_ = Buffer();
 }
 
 std::vector<std::string> Weights::non_finite() const {
+  const auto use = use_device();
   std::vector<int32_t> found(numbers_.size(), 0);
   if (device_ == Device::kCuda) {
 #ifdef OPENSPEC_CUDA

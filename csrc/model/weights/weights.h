@@ -26,7 +26,8 @@ struct TensorSpec {
 };
 
 /// A model's weights in one buffer, in the order of use, in the form that the device's ops read;
-/// and the way from a checkpoint's tensors into it. Matrices stay as published, bf16 or codes.
+/// and the way from a checkpoint's tensors into it. Matrices stay as published, bf16 or codes. On
+/// CUDA they lie on the device that was current when they were made, whichever is current later.
 class Weights {
  public:
   /// Without `bytes` of memory it only counts what is added.
@@ -80,6 +81,12 @@ class Weights {
   std::vector<std::string> non_finite() const;
 
  private:
+  /// Makes the weights' device the current one.
+  std::optional<device::Use> use_device() const {
+    if (device_ == Device::kCpu) return std::nullopt;
+    return std::optional<device::Use>(std::in_place, ordinal_);
+  }
+
   using Store = std::function<void(const void* data, DType dtype)>;
   using StoreOffsets = std::function<void(std::span<const int64_t> offsets)>;
   /// Where the rows of one checkpoint tensor go.
@@ -112,6 +119,7 @@ class Weights {
                  void* packed);
 
   Device device_;
+  int ordinal_ = 0;  // on CUDA
   Buffer buffer_;
   size_t num_taken_ = 0;
   const QuantizedTensors* quantized_ = nullptr;

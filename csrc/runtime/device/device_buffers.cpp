@@ -1,7 +1,5 @@
 #include "runtime/device/device_buffers.h"
 
-#include <algorithm>
-
 #include "kernels/choose/choose.h"
 #include "runtime/state/sequence_table.h"
 
@@ -32,10 +30,6 @@ class Carver {
   size_t bytes_ = 0;
 };
 
-size_t most_drafts(const RunnerConfig& config) {
-  return as_index(std::max(1, config.draft_room()));
-}
-
 /// Of every sequence: its part of the step's rows, and the entries after these.
 size_t most_page_updates(const RunnerConfig& config, const DrafterNeeds& needs) {
   const int pages_behind = config.num_lookahead(needs) / config.page_size + 2;
@@ -52,17 +46,22 @@ void take_input(Carver& carver, StepInputArrays& input, const RunnerConfig& conf
   carver.take(most_page_updates(config, needs), input.page_updates);
   carver.take(seqs, input.num_lead);
   carver.take(seqs * most_drafts(config), input.lead);
+  carver.take(seqs, input.kept_slots);
   carver.take(seqs, input.num_drafts);
   carver.take(seqs * most_drafts(config), input.drafts, input.parents);
 }
 
-size_t take_rings(std::byte* base, StepOutcomeArrays& outcome, std::vector<StepInputArrays>& inputs,
-                  const RunnerConfig& config, const DrafterNeeds& needs) {
+size_t take_inputs(std::byte* base, std::vector<StepInputArrays>& entries,
+                   const RunnerConfig& config, const DrafterNeeds& needs) {
   Carver carver(base);
-  const size_t entries = inputs.size() * as_index(config.max_num_seqs);
-  const size_t samples = inputs.size() * as_index(config.max_num_batched_tokens);
-  for (StepInputArrays& input : inputs) take_input(carver, input, config, needs);
-  carver.take(entries, outcome.kept_slots);
+  for (StepInputArrays& input : entries) take_input(carver, input, config, needs);
+  return carver.bytes();
+}
+
+size_t take_outcomes(std::byte* base, StepOutcomeArrays& outcome, const RunnerConfig& config) {
+  Carver carver(base);
+  const size_t entries = StepInputs::kRing * as_index(config.max_num_seqs);
+  const size_t samples = StepInputs::kRing * as_index(config.max_num_batched_tokens);
   carver.take(entries, outcome.outcomes);
   carver.take(entries * (1 + most_drafts(config)), outcome.tokens, outcome.samples);
   carver.take(entries * most_drafts(config), outcome.drafts, outcome.parents, outcome.scores);
@@ -84,7 +83,7 @@ size_t DeviceArrays::lay_out(std::byte* base, const RunnerConfig& config,
   carver.take(seqs * as_index(config.max_model_len), table.tokens);
   carver.take(seqs, table.num_tokens, table.kv_len, table.prompt_len, table.max_num_tokens,
               table.is_active, seq, num_wanted, num_drafts, span_kv_len, span_seq, num_offered,
-              num_granted, num_computed, first_choice, table.kept_begin, kept_slot);
+              num_granted, num_computed, first_choice, table.kept_begin);
   carver.take(seqs + 1, span_begin, sample_begin);
   carver.take(seqs * as_index(table.max_pages_per_seq), table.pages);
   carver.take(seqs, table.sampling);
@@ -107,22 +106,25 @@ size_t DeviceBuffers::device_bytes(const RunnerConfig& config, const DrafterNeed
          as_index(config.max_num_seqs) * kListBytes;
 }
 
+StepInputs::StepInputs(const RunnerConfig& config, const DrafterNeeds& needs)
+    : max_page_updates(most_page_updates(config, needs)),
+      entries_(kRing),
+      memory_(take_inputs(nullptr, entries_, config, needs), Memory::kPinned) {
+  take_inputs(memory_.at(0), entries_, config, needs);
+}
+
 DeviceBuffers::DeviceBuffers(const RunnerConfig& config, const DrafterNeeds& needs, void* stream)
-    : drafts_per_seq(most_drafts(config)),
-      max_page_updates(most_page_updates(config, needs)),
-      host_input(kRing),
-      scratch_(lay_out(nullptr, config, needs), Memory::kDevice) {
+    : scratch_(lay_out(nullptr, config, needs), Memory::kDevice),
+      outcomes_(take_outcomes(nullptr, outcome, config), Memory::kPinned) {
   lay_out(scratch_.at(0), config, needs);
-  ring_ = Buffer(take_rings(nullptr, outcome, host_input, config, needs), Memory::kPinned);
-  take_rings(ring_.at(0), outcome, host_input, config, needs);
+  take_outcomes(outcomes_.at(0), outcome, config);
   device::fill_zero(scratch_.data(), scratch_.bytes(), stream);
   const int32_t* end = input.parents + as_index(config.max_num_seqs) * most_drafts(config);
   proposal_bytes_ = static_cast<size_t>(end - input.num_drafts) * sizeof(int32_t);
 }
 
-void DeviceBuffers::upload_proposals(int ring_index, void* stream) const {
-  device::copy_to_device(input.num_drafts, host_input[as_index(ring_index)].num_drafts,
-                         proposal_bytes_, stream);
+void DeviceBuffers::upload_proposals(const StepInputArrays& host, void* stream) const {
+  device::copy_to_device(input.num_drafts, host.num_drafts, proposal_bytes_, stream);
 }
 
 }  // namespace openspec

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/steps/step_rows.h"
@@ -10,14 +11,20 @@ namespace openspec {
 
 inline size_t as_index(int i) { return static_cast<size_t>(i); }
 
+/// The most drafts of a sequence, or 1: D below.
+inline size_t most_drafts(const RunnerConfig& config) {
+  return as_index(std::max(1, config.draft_room()));
+}
+
 /// What the host tells a step: an entry of its ring in pinned memory, or what stays of it on the
-/// device, which has no updates. S is max_num_seqs, D the most drafts of a sequence or 1.
+/// device, which has no updates. S is max_num_seqs.
 struct StepInputArrays {
   StepHeader* header = nullptr;        // the device's
   StepSpan* spans = nullptr;           // [S]
   SlotUpdate* slot_updates = nullptr;  // [S]
   PageUpdate* page_updates = nullptr;
   int32_t *num_lead = nullptr, *lead = nullptr;  // [S], [S, D], see MergeDraftsParams
+  int32_t* kept_slots = nullptr;                 // [S], whose kept rows are learned before
   // Proposals of a drafter that works on the host: up to the entry's end.
   int32_t *num_drafts = nullptr, *drafts = nullptr, *parents = nullptr;  // [S], [S, D], [S, D]
 };
@@ -31,7 +38,6 @@ struct StepOutcomeArrays {
   float* scores = nullptr;                           // [ring, S, D]
   int32_t *logprob_ids = nullptr, *ranks = nullptr;  // [ring, R, 1 + kMaxLogprobs], [ring, R]
   float* logprobs = nullptr;                         // [ring, R, 1 + kMaxLogprobs]
-  int32_t* kept_slots = nullptr;  // [ring, S], from the host: whose kept rows are learned
 };
 
 /// A step's arrays on the device; R is max_num_batched_tokens. The kernels' contracts say more.
@@ -40,7 +46,7 @@ struct DeviceArrays {
   StepInputArrays input;
   int32_t *seq = nullptr, *num_wanted = nullptr, *span_kv_len = nullptr, *span_seq = nullptr,
           *num_offered = nullptr, *num_granted = nullptr, *num_computed = nullptr,
-          *first_choice = nullptr, *kept_slot = nullptr;                 // [S]
+          *first_choice = nullptr;                                       // [S]
   int32_t *span_begin = nullptr, *sample_begin = nullptr;                // [S + 1]
   int32_t *num_drafts = nullptr, *drafts = nullptr, *parents = nullptr;  // [S], [S, D], [S, D]
   float* scores = nullptr;                                               // [S, D]
@@ -55,11 +61,25 @@ struct DeviceArrays {
   size_t lay_out(std::byte* base, const RunnerConfig& config, const DrafterNeeds& needs);
 };
 
-/// The memory of these, and of the rings through which steps speak with the host.
-class DeviceBuffers : public DeviceArrays {
+/// What the host tells steps, in pinned memory that all devices read.
+class StepInputs {
  public:
   /// Two steps are in flight at most; the others are being read, or were given up.
   static constexpr int kRing = 4;
+
+  StepInputs(const RunnerConfig& config, const DrafterNeeds& needs);
+  const StepInputArrays& operator[](int entry) const { return entries_[as_index(entry)]; }
+
+  const size_t max_page_updates;
+
+ private:
+  std::vector<StepInputArrays> entries_;  // [ring]
+  Buffer memory_;
+};
+
+/// The memory of a device's arrays, and of what its steps leave for the host.
+class DeviceBuffers : public DeviceArrays {
+ public:
   /// Of a slot's lists of sampling parameters, at first: most requests' fit.
   static constexpr size_t kListBytes = 4096;
 
@@ -67,17 +87,13 @@ class DeviceBuffers : public DeviceArrays {
   /// Bytes on the device.
   static size_t device_bytes(const RunnerConfig& config, const DrafterNeeds& needs);
 
-  /// D.
-  size_t drafts_per_seq = 1;
-  size_t max_page_updates = 0;
   StepOutcomeArrays outcome;
-  std::vector<StepInputArrays> host_input;  // [ring]
-  /// Copies the proposals of an entry of host_input to the device.
-  void upload_proposals(int ring_index, void* stream) const;
+  /// Copies the proposals of a step's input to the device.
+  void upload_proposals(const StepInputArrays& host, void* stream) const;
 
  private:
   size_t proposal_bytes_ = 0;
-  Buffer scratch_, ring_;
+  Buffer scratch_, outcomes_;
 };
 
 }  // namespace openspec

@@ -25,16 +25,17 @@ GraphBook::Limits graph_limits(const RunnerConfig& config, const Drafter& drafte
 
 }  // namespace
 
-DeviceStep::DeviceStep(StepContext context)
-    : StepBackend(std::move(context), StepYield::Common::kDelay),
+DeviceStep::DeviceStep(const std::vector<StepContext>& contexts, DeviceExchange* exchange)
+    : StepBackend(contexts.front(), StepYield::Common::kDelay),
       book_(graph_limits(context_.config, context_.drafter)),
-      arrays_(context_.config, context_.drafter.needs(), stream_.handle()),
-      ring_(context_.config, context_.table, arrays_),
-      mirror_(context_.config, context_.table, arrays_, stream_.handle()),
-      stages_(context_, arrays_, stream_.handle()),
-      masked_(context_, book_, arrays_, ring_, stages_, stream_.handle()),
-      probe_(context_, arrays_, stages_, stream_.handle()),
-      host_drafter_(context_.config, context_.drafter, context_.table, stages_.exec()) {
+      inputs_(context_.config, context_.drafter.needs()),
+      ranks_(contexts, exchange, inputs_, book_),
+      ring_(context_.config, context_.table, inputs_, ranks_),
+      updates_(context_.config, context_.table),
+      masked_(context_, ring_, ranks_),
+      probe_(ranks_),
+      host_drafter_(context_.config, context_.drafter, context_.table,
+                    ranks_.first().stages().exec()) {
   const RunnerConfig& config = context_.config;
   OPENSPEC_CHECK_ARG(config.max_num_seqs <= kMaxStepSpans, "on CUDA max_num_seqs must not exceed ",
                      kMaxStepSpans, ", got ", config.max_num_seqs);
@@ -43,31 +44,24 @@ DeviceStep::DeviceStep(StepContext context)
       "on CUDA a tree has fewer than ", kMaxTreeRows, " drafts, got ", config.max_draft_tokens);
 }
 
-DeviceStep::~DeviceStep() {
-  try {
-    synchronize();  // a step that was given up may still use what goes now
-  } catch (const DeviceError&) {
-    // Nothing runs any more.
-  }
+DeviceStep::~DeviceStep() { ranks_.end(); }
+
+void DeviceStep::await_slot(int slot) {
+  for (int rank = 0; rank < ranks_.size(); ++rank) ranks_[rank].mirror().await(slot);
 }
 
-void DeviceStep::prepare() {
-  graphs_.clear();
-  masked_.clear_graphs();
-  context_.drafter.prepare(stages_.exec());
-  for (const StepShape& shape : book_.shapes()) {
-    // Once for real, without sequences: launching loads kernels and sets their limits, which has to
-    // precede recording. The device works them off while the host records.
-    stages_.begin(0, {}, shape.num_spans);
-    stages_.enqueue(shape, shape.num_rows);
-    graphs_.try_emplace(shape, stream_.handle(), [&] { stages_.enqueue(shape, shape.num_rows); });
-  }
-  synchronize();
+void DeviceStep::add_sequence(int slot) {
+  ranks_.each([&](RankStep& rank) { rank.mirror().add(slot); });
+  updates_.add(slot);
 }
 
 void DeviceStep::restore_sequence(int slot) {
   masked_.forget_launched();  // what is given up is given up to the last step
-  mirror_.restore(slot);
+  updates_.restore(slot);
+}
+
+void DeviceStep::copy(void* to, const void* from, size_t bytes) {
+  ranks_.first().copy(to, from, bytes);  // of records, which ranks do not share
 }
 
 // --- The step, on the host -----------------------------------------------------------------------
@@ -78,31 +72,38 @@ void DeviceStep::launch(StepLease& lease) {
   context_.table.grammar_work().begin_step();
   const bool host_has_trees = propose_on_host(lease);
   masked_.offer(lease);
-  const StepShape shape = choose_shape(lease, host_has_trees);
-  teach_kept(lease, shape);
-  lease.has_proposed = shape.proposes || stages_.proposes_on_host();
-  const StepHeader header = write_input(lease, shape);
-  const bool has_masks = MaskedSteps::has_masks(lease, context_.table);
-  start(lease.ring_index, header, shape, num_samples_of(lease, shape),
-        has_masks ? &lease : nullptr);
-  if (has_masks) note_failures(lease);
+  StepOrder order;
+  order.shape = choose_shape(lease, host_has_trees);
+  teach_kept(lease, order);
+  lease.has_proposed = order.shape.proposes || proposes_on_host();
+  order.header = write_input(lease, order.shape);
+  order.num_samples = num_samples_of(lease, order.shape);
+  if (MaskedSteps::has_masks(lease, context_.table)) {
+    masked_.start(lease, order);
+    note_failures(lease);
+  } else {
+    ranks_.enqueue([&](RankStep& rank) { rank.start(order); });
+  }
   masked_.note_launched(lease);
   num_kept_steps_ = lease.num_waiting;  // and not earlier: the device keeps what it was given
-  mirror_.forget_updates();
+  updates_.forget();
 }
 
-void DeviceStep::teach_kept(StepLease& lease, const StepShape& shape) {
+void DeviceStep::teach_kept(StepLease& lease, StepOrder& order) {
   // The lengths that sequences go back to forget where the rows that wait began.
-  if (mirror_.has_restored() || !shape.keeps_rows || num_kept_steps_ == most_kept_steps()) {
+  const bool keeps_rows = order.shape.keeps_rows;
+  if (updates_.has_restored() || !keeps_rows || num_kept_steps_ == most_kept_steps()) {
     // Pages of sequences that left may be someone else's by now, and of new ones the device has the
     // lengths of who was there before. Of those that go back it has lengths that include the steps
     // that were given up: what is learned of these will be computed again.
-    const int num_steps = std::exchange(num_kept_steps_, 0);
-    std::vector<int> slots = num_steps > 0 ? context_.table.slots_in_use() : std::vector<int>();
-    std::erase_if(slots, [&](int slot) { return mirror_.is_new(slot); });
-    stages_.teach_kept(lease.ring_index, slots, num_steps);
+    order.num_kept_steps = std::exchange(num_kept_steps_, 0);
+    std::vector<int> slots =
+        order.num_kept_steps > 0 ? context_.table.slots_in_use() : std::vector<int>();
+    std::erase_if(slots, [&](int slot) { return updates_.is_new(slot); });
+    std::copy(slots.begin(), slots.end(), ring_.input(lease.ring_index).kept_slots);
+    order.num_kept_slots = static_cast<int>(slots.size());
   }
-  lease.num_waiting = num_kept_steps_ + shape.keeps_rows;
+  lease.num_waiting = num_kept_steps_ + keeps_rows;
 }
 
 StepHeader DeviceStep::write_input(const StepLease& lease, const StepShape& shape) {
@@ -118,15 +119,15 @@ StepHeader DeviceStep::write_input(const StepLease& lease, const StepShape& shap
                       .max_drafts = lease.has_proposed ? request.max_drafts : num_lead,
                       .acceptance = static_cast<float>(ratio)};
     input.num_lead[i] = num_lead;
-    std::copy(lead.begin(), lead.end(), input.lead + i * arrays_.drafts_per_seq);
+    std::copy(lead.begin(), lead.end(), input.lead + i * most_drafts(context_.config));
   }
-  StepHeader header = mirror_.write_updates(lease, input);
+  StepHeader header = updates_.write(lease, inputs_);
   header.row_budget = shape.num_rows;
   return header;
 }
 
 bool DeviceStep::propose_on_host(const StepLease& lease) {
-  if (!stages_.proposes_on_host()) return false;
+  if (!proposes_on_host()) return false;
   const StepInputArrays& input = ring_.input(lease.ring_index);
   const auto most = as_index(context_.config.max_draft_tokens);
   std::vector<ProposeRequest> wanted;
@@ -168,7 +169,7 @@ bool DeviceStep::propose_on_host(const StepLease& lease) {
 StepShape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees) {
   const RunnerConfig& config = context_.config;
   const DrafterNeeds& needs = context_.drafter.needs();
-  const bool may_be_absent = !stages_.proposes_on_host();
+  const bool may_be_absent = !proposes_on_host();
   const std::vector<DraftOffer> offers =
       planner_.expected_offers(lease, /*with_drafter=*/true, may_be_absent);
   int num_known = 0, num_drafts = 0, longest = 0;
@@ -191,7 +192,7 @@ StepShape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees) {
   }
   int num_rows = num_known + num_drafts;
   // A drafter that works on the host puts its proposals into the input.
-  proposes = proposes && config.max_draft_tokens > 0 && !stages_.proposes_on_host();
+  proposes = proposes && config.max_draft_tokens > 0 && !proposes_on_host();
   if (proposes && needs.is_costly) {
     num_rows = std::max(num_rows, 2 * num_spans);
     if (num_rows > config.max_num_batched_tokens) {
@@ -203,22 +204,6 @@ StepShape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees) {
   const bool keeps_rows = !proposes && !has_offers && may_keep_rows(lease);
   return book_.choose({num_rows, num_spans, proposes, proposes ? needs.makes_trees : host_has_trees,
                        is_general, keeps_rows, has_long_spans});
-}
-
-void DeviceStep::start(int entry, const StepHeader& header, const StepShape& shape, int num_samples,
-                       const StepLease* masked) {
-  ring_.begin(entry, stream_.handle());
-  if (stages_.proposes_on_host()) arrays_.upload_proposals(entry, stream_.handle());
-  stages_.begin(entry, header, shape.num_spans);
-  const auto graph = graphs_.find(shape);
-  if (masked != nullptr) {
-    masked_.run(*masked, shape, num_samples);
-  } else if (graph != graphs_.end()) {
-    graph->second.launch(stream_.handle());
-  } else {
-    stages_.enqueue(shape, num_samples);
-  }
-  ring_.end(entry, stream_.handle());
 }
 
 int DeviceStep::num_samples_of(const StepLease& lease, const StepShape& shape) const {
@@ -238,7 +223,7 @@ void DeviceStep::collect(StepLease& lease) {
   const int entry = lease.ring_index;
   ring_.await(entry);
   masked_.note_collected(lease);
-  lease.seconds = ring_.seconds(entry);
+  lease.seconds = ranks_.first().seconds(entry);
   lease.results.clear();
   lease.num_rows = 0;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
@@ -263,14 +248,16 @@ std::optional<double> DeviceStep::draft_seconds(const StepLease& lease) const {
 // --- Measuring ----------------------------------------------------------------------------------
 
 double DeviceStep::time_step(const StepKind& kind, std::span<const int> slots) {
-  const SequenceTable& table = context_.table;
   const int num_drafts = kind.proposes ? context_.config.max_draft_tokens : 0;
-  const StepHeader header = {.num_spans = kind.num_seqs,
-                             .num_slot_updates = kind.num_seqs,
-                             .num_page_updates = 0,
-                             .row_budget = kind.num_rows};
+  const int context = context_.table.num_tokens(slots[0]);
+  const StepOrder order = {
+      .header = {.num_spans = kind.num_seqs,
+                 .num_slot_updates = kind.num_seqs,
+                 .num_page_updates = 0,
+                 .row_budget = kind.num_rows},
+      .shape = timed_shape(kind, context),
+      .num_samples = kind.proposes ? kind.num_rows : std::min(kind.num_seqs, kind.num_rows)};
   const StepInputArrays& input = ring_.input(0);
-  const int context = table.num_tokens(slots[0]);
   for (int i = 0; i < kind.num_seqs; ++i) {
     const int slot = slots[as_index(i)];
     // Without drafts the rows are the last tokens of the sequences, computed again.
@@ -287,13 +274,16 @@ double DeviceStep::time_step(const StepKind& kind, std::span<const int> slots) {
         .prompt_len = context,
         .max_num_tokens = std::min(context + num_drafts + 2, context_.config.max_model_len),
         .is_active = 1};
-    mirror_.upload_pages(slot, context_.table.page_row(slot));
-    mirror_.upload_params(slot);
   }
-  start(0, header, timed_shape(kind, context),
-        kind.proposes ? kind.num_rows : std::min(kind.num_seqs, kind.num_rows));
+  ranks_.each([&](RankStep& rank) {
+    for (const int slot : slots.first(as_index(kind.num_seqs))) {
+      rank.mirror().upload_pages(slot, context_.table.page_row(slot));
+      rank.mirror().upload_params(slot);
+    }
+  });
+  ranks_.enqueue([&](RankStep& rank) { rank.start(order); });
   ring_.await(0);
-  return ring_.seconds(0);
+  return ranks_.first().seconds(0);
 }
 
 StepShape DeviceStep::timed_shape(const StepKind& kind, int context) const {
@@ -315,8 +305,8 @@ void DeviceStep::set_capture(std::vector<int> layers) {
   StepBackend::set_capture(std::move(layers));
   if (!is_changed) return;
   synchronize();
-  stages_.set_capture(capture_layers_);
-  if (!graphs_.empty()) prepare();
+  ranks_.each([&](RankStep& rank) { rank.set_capture(capture_layers_); });
+  if (ranks_.first().has_graphs()) prepare();
 }
 
 }  // namespace openspec

@@ -4,14 +4,13 @@
 #include <span>
 #include <vector>
 
-#include "kernels/common/device.h"
 #include "runtime/device/device_buffers.h"
 #include "runtime/device/graph_book.h"
 #include "runtime/device/masked.h"
 #include "runtime/device/mirror.h"
 #include "runtime/device/probe.h"
+#include "runtime/device/rank_team.h"
 #include "runtime/device/ring.h"
-#include "runtime/device/stages.h"
 #include "runtime/drafting/drafter_source.h"
 #include "runtime/step/step_backend.h"
 
@@ -21,22 +20,22 @@ namespace openspec {
 /// outcome that the device writes into a ring there. The device holds the sequence table that
 /// counts. The host's own lags: it holds the results collected so far, so the next step can be
 /// launched before this one is known. GraphBook says which steps are graphs; any other goes op by
-/// op through the same code. A step with a grammar in it takes three launches (MaskedSteps). In
-/// builds without CUDA there is none.
+/// op through the same code. A step with a grammar in it takes three launches (MaskedSteps). Where
+/// several devices share the target, what is decided here each of them does (RankTeam). In builds
+/// without CUDA there is none.
 class DeviceStep final : public StepBackend {
  public:
-  explicit DeviceStep(StepContext context);
+  /// `contexts` by rank; `exchange`: null with one.
+  DeviceStep(const std::vector<StepContext>& contexts, DeviceExchange* exchange);
   ~DeviceStep() override;
 
-  int num_steps_ahead() const override { return stages_.proposes_on_host() ? 0 : 1; }
-  void prepare() override;
-  void await_slot(int slot) override { mirror_.await(slot); }
-  void add_sequence(int slot) override { mirror_.add(slot); }
+  int num_steps_ahead() const override { return proposes_on_host() ? 0 : 1; }
+  void prepare() override { ranks_.prepare(); }
+  void await_slot(int slot) override;
+  void add_sequence(int slot) override;
   void restore_sequence(int slot) override;
-  void copy(void* to, const void* from, size_t bytes) override {
-    device::copy_on_device(to, from, bytes, stream_.handle());
-  }
-  void synchronize() override { device::synchronize(stream_.handle()); }
+  void copy(void* to, const void* from, size_t bytes) override;
+  void synchronize() override { ranks_.synchronize(); }
   void launch(StepLease& lease) override;
   void collect(StepLease& lease) override;
   std::optional<double> draft_seconds(const StepLease& lease) const override;
@@ -51,33 +50,32 @@ class DeviceStep final : public StepBackend {
   }
   std::vector<Draft> last_drafts() override { return probe_.drafts(); }
 
+  /// For tests.
+  RankTeam& ranks() { return ranks_; }
+  DeviceProbe& probe() { return probe_; }
+
  private:
+  bool proposes_on_host() const { return ranks_.first().stages().proposes_on_host(); }
   /// Returns whether any of the drafts that go with the input is a tree.
   bool propose_on_host(const StepLease& lease);
   /// The step that serves the lease best, with at least the rows that its known tokens need.
   StepShape choose_shape(StepLease& lease, bool host_has_trees);
   int num_samples_of(const StepLease& lease, const StepShape& shape) const;
   /// The drafter learns from the rows that wait, where they cannot wait longer.
-  void teach_kept(StepLease& lease, const StepShape& shape);
+  void teach_kept(StepLease& lease, StepOrder& order);
   StepHeader write_input(const StepLease& lease, const StepShape& shape);
-  /// Starts the step whose input is the header and the ring's entry. With `masked`, the lease, it
-  /// has rows that a grammar limits.
-  void start(int entry, const StepHeader& header, const StepShape& shape, int num_samples,
-             const StepLease* masked = nullptr);
   /// A recorded shape that does what is to be timed, or the step as it is.
   StepShape timed_shape(const StepKind& kind, int context) const;
 
   GraphBook book_;
-  device::Stream stream_;
-  DeviceBuffers arrays_;
+  StepInputs inputs_;
+  RankTeam ranks_;
   StepRing ring_;
-  DeviceMirror mirror_;
-  DeviceStages stages_;
+  TableUpdates updates_;
   MaskedSteps masked_;
   DeviceProbe probe_;
   DrafterSource host_drafter_;  // of a drafter that works on the host
-  StepGraphs graphs_;
-  int num_kept_steps_ = 0;  // since the drafter has learned from all rows
+  int num_kept_steps_ = 0;      // since the drafter has learned from all rows
 };
 
 }  // namespace openspec

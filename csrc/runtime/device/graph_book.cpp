@@ -81,6 +81,19 @@ StepShape GraphBook::choose(StepShape least) const {
   return least;
 }
 
+std::vector<StepShape> GraphBook::larger_shapes() const {
+  std::vector<StepShape> shapes;
+  const int most = limits_.max_num_batched_tokens;
+  for (int num_rows = most_rows(); num_rows < most;) {
+    num_rows = std::min(2 * num_rows, most);
+    const int num_spans = std::min(num_rows / 2, limits_.max_num_seqs);
+    shapes.push_back({num_rows, num_spans});
+    if (!limits_.proposes_on_device()) continue;
+    shapes.push_back({num_rows, num_spans, true, limits_.makes_trees});
+  }
+  return shapes;
+}
+
 std::vector<StepKind> GraphBook::step_kinds() const {
   const bool is_costly = limits_.is_costly;
   // Without a drafter only what a grammar forces is verified, which pays by any close time.

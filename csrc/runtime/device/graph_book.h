@@ -50,6 +50,9 @@ class GraphBook {
   /// The smallest recorded shape that has room for `least`, or `least` where there is none.
   StepShape choose(StepShape least) const;
 
+  /// Of steps that are not recorded: of twice the most rows, four times and so on, up to the most
+  /// there may be.
+  std::vector<StepShape> larger_shapes() const;
   /// The steps that are worth timing, by rows.
   std::vector<StepKind> step_kinds() const;
   /// Up to so many rows any other step takes as long as the next larger of these.

@@ -3,7 +3,6 @@
 #include "runtime/device/masked.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -18,15 +17,10 @@ constexpr double kLeastSaved = 0.03;
 
 }  // namespace
 
-MaskedSteps::MaskedSteps(const StepContext& context, const GraphBook& book,
-                         const DeviceBuffers& arrays, const StepRing& ring, DeviceStages& stages,
-                         void* stream)
+MaskedSteps::MaskedSteps(const StepContext& context, const StepRing& ring, RankTeam& ranks)
     : context_(context),
-      book_(book),
-      arrays_(arrays),
       ring_(ring),
-      stages_(stages),
-      stream_(stream),
+      ranks_(ranks),
       committed_(
           context.table, [this](int slot) { return context_.table.copy_tokens(slot); },
           [this]() -> ThreadPool& { return threads(); }),
@@ -82,6 +76,47 @@ void MaskedSteps::offer(StepLease& lease) {
   }
 }
 
+void MaskedSteps::start(const StepLease& lease, const StepOrder& order) {
+  const StepShape& shape = order.shape;
+  prepare_rows(shape);
+  ranks_.each([&](RankStep& rank) { rank.masks().prepare(shape); });
+  ranks_.enqueue([&](RankStep& rank) {
+    rank.begin(order);
+    lay_out(rank, lease, order);
+    rank.masks().score(shape);
+  });
+  // By then all have taken the masks of the step before from where these go.
+  for (int rank = 0; rank < ranks_.size(); ++rank) ranks_[rank].masks().await_laid_out();
+  ranks_.check();
+  fill_masks(lease, order.num_samples);
+  const size_t mask_bytes = as_index(masks_.num_masks()) * masks_.num_words() * sizeof(int32_t);
+  const size_t sample_bytes = masks_.sample_mask().size() * sizeof(int32_t);
+  std::memcpy(samples_.data(), masks_.sample_mask().data(), sample_bytes);
+  ranks_.each([&](RankStep& rank) { rank.masks().prepare_choice(shape, mask_bytes); });
+  ranks_.enqueue([&](RankStep& rank) {
+    rank.masks().choose(shape, order.num_samples,
+                        std::as_bytes(std::span(masks_.masks(), mask_bytes / sizeof(int32_t))),
+                        {samples_.as<std::byte>(), sample_bytes});
+    rank.end(order);
+  });
+}
+
+/// The rows, with the drafts that have them.
+void MaskedSteps::lay_out(RankStep& rank, const StepLease& lease, const StepOrder& order) {
+  const StepShape& shape = order.shape;
+  if (shape.proposes) rank.masks().propose(shape);
+  const bool has_offers =
+      std::any_of(lease.offers.begin(), lease.offers.end(),
+                  [](const MergedDraft& offer) { return offer.draft.size() > 0; });
+  if (has_offers) {
+    rank.stages().merge(ring_.input(lease.ring_index), shape,
+                        static_cast<int>(lease.requests.size()), lease.has_proposed);
+  }
+  rank.stages().lay_out(shape, order.num_samples);
+  if (&rank == &ranks_.first()) download_rows(rank);
+  rank.masks().note_laid_out();
+}
+
 ThreadPool& MaskedSteps::threads() {
   if (threads_ == nullptr) {
     threads_ = std::make_unique<ThreadPool>(std::min(context_.config.num_threads, kMostThreads));
@@ -89,53 +124,29 @@ ThreadPool& MaskedSteps::threads() {
   return *threads_;
 }
 
-void MaskedSteps::run(const StepLease& lease, const StepShape& shape, int num_samples) {
-  if (shape.proposes) run_part(draft_graphs_, shape, [&] { stages_.propose(shape); });
-  const bool has_offers =
-      std::any_of(lease.offers.begin(), lease.offers.end(),
-                  [](const MergedDraft& offer) { return offer.draft.size() > 0; });
-  if (has_offers) {
-    stages_.merge(lease.ring_index, shape, static_cast<int>(lease.requests.size()),
-                  lease.has_proposed);
-  }
-  stages_.lay_out(shape, num_samples);
-  download_rows(shape);
-  is_laid_out_.record(stream_);
-  run_part(score_graphs_, shape, [&] { stages_.score(shape); });
-  is_laid_out_.wait();
-  fill_masks(lease, num_samples);
-  upload_masks();
-  run_part(choice_graphs_, shape, [&] {
-    const DeviceStages::Masks masks{mask_words_.as<int32_t>(), sample_mask_.as<int32_t>()};
-    stages_.enqueue_choices(shape, num_samples, &masks);
-  });
-}
-
-void MaskedSteps::run_part(StepGraphs& graphs, const StepShape& shape,
-                           const std::function<void()>& enqueue) {
-  if (!book_.shapes().contains(shape)) return enqueue();
-  auto graph = graphs.find(shape);
-  // All that is launched has run before, as a part of the shape's own graph.
-  if (graph == graphs.end()) graph = graphs.try_emplace(shape, stream_, enqueue).first;
-  graph->second.launch(stream_);
-}
-
 /// Granted drafts, the sample of each last known token, and the drafts themselves: [S], [S], [S, D]
 /// and [S, D], S the room of the shape and D the most drafts of a sequence.
-void MaskedSteps::download_rows(const StepShape& shape) {
-  const size_t seqs = as_index(shape.num_spans), drafts = seqs * arrays_.drafts_per_seq;
-  const size_t bytes = (2 * seqs + 2 * drafts) * sizeof(int32_t);
+void MaskedSteps::prepare_rows(const StepShape& shape) {
+  laid_out_spans_ = as_index(shape.num_spans);
+  laid_out_trees_ = shape.has_trees;
+  const size_t bytes = 2 * laid_out_spans_ * (1 + most_drafts(context_.config)) * sizeof(int32_t);
   if (laid_out_.bytes() < bytes) laid_out_ = Buffer(bytes, Memory::kPinned);
-  const DeviceStages::Proposals proposed = stages_.proposals(shape.has_trees, shape.num_spans);
-  laid_out_spans_ = seqs;
-  laid_out_trees_ = proposed.parents != nullptr;
+  if (samples_.bytes() > 0) return;
+  samples_ =
+      Buffer(as_index(context_.config.max_num_batched_tokens) * sizeof(int32_t), Memory::kPinned);
+}
+
+void MaskedSteps::download_rows(RankStep& rank) {
+  const size_t drafts = laid_out_spans_ * most_drafts(context_.config);
+  const DeviceStages::Proposals proposed =
+      rank.stages().proposals(laid_out_trees_, static_cast<int>(laid_out_spans_));
   auto* to = laid_out_.as<int32_t>();
   const auto download = [&](const int32_t* from, size_t count) {
-    device::copy_to_host(to, from, count * sizeof(int32_t), stream_);
+    device::copy_to_host(to, from, count * sizeof(int32_t), rank.stream());
     to += count;
   };
-  download(arrays_.num_granted, seqs);
-  download(arrays_.first_choice, seqs);
+  download(rank.arrays().num_granted, laid_out_spans_);
+  download(rank.arrays().first_choice, laid_out_spans_);
   download(proposed.tokens, drafts);
   if (laid_out_trees_) download(proposed.parents, drafts);
 }
@@ -152,7 +163,7 @@ std::vector<int32_t> MaskedSteps::known_tokens(int slot) const {
 
 void MaskedSteps::fill_masks(const StepLease& lease, int num_samples) {
   const SequenceTable& table = context_.table;
-  const size_t most = arrays_.drafts_per_seq;
+  const size_t most = most_drafts(context_.config);
   const auto* num_granted = laid_out_.as<int32_t>();
   const int32_t* first_choice = num_granted + laid_out_spans_;
   const int32_t* tokens = first_choice + laid_out_spans_;
@@ -169,31 +180,6 @@ void MaskedSteps::fill_masks(const StepLease& lease, int num_samples) {
   masks_.fill(table, threads());
 }
 
-void MaskedSteps::upload_masks() {
-  const std::vector<int32_t>& samples = masks_.sample_mask();
-  const size_t num_bytes = as_index(masks_.num_masks()) * masks_.num_words() * sizeof(int32_t);
-  const size_t sample_bytes = samples.size() * sizeof(int32_t);
-  if (sample_mask_.bytes() == 0 || num_bytes > mask_words_.bytes()) {
-    device::synchronize(stream_);  // what is freed may be in use, and graphs have its address
-    choice_graphs_.clear();
-    const size_t sample_room = as_index(context_.config.max_num_batched_tokens) * sizeof(int32_t);
-    Buffer words(std::bit_ceil(std::max(num_bytes, size_t{1} << 20)), Memory::kDevice),
-        sample_mask(sample_room, Memory::kDevice), staging(sample_room, Memory::kPinned);
-    mask_words_ = std::move(words);  // all or none
-    sample_mask_ = std::move(sample_mask);
-    sample_staging_ = std::move(staging);
-  }
-  // The step before has taken its own from these: the rows of this one are laid out.
-  std::memcpy(sample_staging_.data(), samples.data(), sample_bytes);
-  const auto upload = [&](Buffer& to, const void* from, size_t bytes) {
-    if (bytes > 0) device::copy_to_device(to.data(), from, bytes, uploads_.handle());
-  };
-  upload(sample_mask_, sample_staging_.data(), sample_bytes);
-  upload(mask_words_, masks_.masks(), num_bytes);
-  is_uploaded_.record(uploads_.handle());
-  is_uploaded_.hold(stream_);
-}
-
 void MaskedSteps::note_launched(const StepLease& lease) {
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     const int slot = lease.requests[i].slot;
@@ -205,10 +191,6 @@ void MaskedSteps::note_launched(const StepLease& lease) {
 void MaskedSteps::note_collected(const StepLease& lease) {
   std::erase_if(launched_,
                 [&](const LaunchedSpan& launched) { return launched.entry == lease.ring_index; });
-}
-
-void MaskedSteps::clear_graphs() {
-  for (StepGraphs* graphs : {&draft_graphs_, &score_graphs_, &choice_graphs_}) graphs->clear();
 }
 
 }  // namespace openspec

@@ -11,9 +11,66 @@
 
 namespace openspec {
 
+void TableUpdates::add(int slot) {
+  new_slots_.push_back(slot);
+  update(slot);
+}
+
+void TableUpdates::restore(int slot) {
+  has_restored_ = true;
+  update(slot);
+}
+
+void TableUpdates::update(int slot) {
+  const SlotUpdate update = {.slot = slot,
+                             .num_tokens = table_.num_tokens(slot),
+                             .kv_len = table_.kv_len(slot),
+                             .prompt_len = table_.prompt_len(slot),
+                             .max_num_tokens = table_.max_num_tokens(slot),
+                             .is_active = 1};
+  // The last word counts, whatever the order in which the device writes them.
+  std::erase_if(updates_, [&](const SlotUpdate& other) { return other.slot == slot; });
+  updates_.push_back(update);
+}
+
+bool TableUpdates::is_new(int slot) const {
+  return std::find(new_slots_.begin(), new_slots_.end(), slot) != new_slots_.end();
+}
+
+StepHeader TableUpdates::write(const StepLease& lease, const StepInputs& inputs) const {
+  std::vector<PageUpdate> page_updates;
+  for (size_t i = 0; i < lease.requests.size(); ++i) {
+    const int slot = lease.requests[i].slot;
+    const auto pages = lease.pages[i].pages();
+    // The lease's pages stand at the end of what is in flight for the sequence.
+    const int end = table_.num_pages(slot) + table_.in_flight(slot).num_pages;
+    const int first = end - static_cast<int>(pages.size());
+    for (size_t j = 0; j < pages.size(); ++j) {
+      page_updates.push_back({slot, first + static_cast<int>(j), pages[j]});
+    }
+  }
+  OPENSPEC_CHECK(updates_.size() <= as_index(config_.max_num_seqs) &&
+                     page_updates.size() <= inputs.max_page_updates,
+                 "a step has ", updates_.size(), " slot and ", page_updates.size(),
+                 " page updates, more than its input holds");
+  const StepInputArrays& input = inputs[lease.ring_index];
+  std::copy(updates_.begin(), updates_.end(), input.slot_updates);
+  std::copy(page_updates.begin(), page_updates.end(), input.page_updates);
+  return {.num_spans = static_cast<int32_t>(lease.requests.size()),
+          .num_slot_updates = static_cast<int32_t>(updates_.size()),
+          .num_page_updates = static_cast<int32_t>(page_updates.size()),
+          .ring_index = lease.ring_index};
+}
+
+void TableUpdates::forget() {
+  updates_.clear();
+  new_slots_.clear();
+  has_restored_ = false;
+}
+
 DeviceMirror::DeviceMirror(const RunnerConfig& config, const SequenceTable& table,
                            const DeviceBuffers& arrays, void* stream)
-    : config_(config), table_(table), arrays_(arrays), stream_(stream) {
+    : table_(table), arrays_(arrays), stream_(stream) {
   for (int i = 0; i < config.max_num_seqs; ++i) {
     slots_.push_back({Buffer(DeviceBuffers::kListBytes, Memory::kDevice),
                       Buffer(sizeof(SamplingParams) + DeviceBuffers::kListBytes, Memory::kPinned),
@@ -29,25 +86,6 @@ void DeviceMirror::add(int slot) {
   if (!pages.empty()) upload_pages(slot, pages);
   upload_params(slot);
   slots_[as_index(slot)].uploaded.record(stream_);
-  new_slots_.push_back(slot);
-  update(slot);
-}
-
-void DeviceMirror::restore(int slot) {
-  has_restored_ = true;
-  update(slot);
-}
-
-void DeviceMirror::update(int slot) {
-  const SlotUpdate update = {.slot = slot,
-                             .num_tokens = table_.num_tokens(slot),
-                             .kv_len = table_.kv_len(slot),
-                             .prompt_len = table_.prompt_len(slot),
-                             .max_num_tokens = table_.max_num_tokens(slot),
-                             .is_active = 1};
-  // The last word counts, whatever the order in which the device writes them.
-  std::erase_if(updates_, [&](const SlotUpdate& other) { return other.slot == slot; });
-  updates_.push_back(update);
 }
 
 void DeviceMirror::upload_pages(int slot, std::span<const PageId> pages) {
@@ -81,40 +119,6 @@ void DeviceMirror::upload_params(int slot) {
   device::copy_to_device(arrays_.table.sampling + slot, room.staging.data(), sizeof sampling,
                          stream_);
   if (offset > 0) device::copy_to_device(device_lists, staged, offset, stream_);
-}
-
-bool DeviceMirror::is_new(int slot) const {
-  return std::find(new_slots_.begin(), new_slots_.end(), slot) != new_slots_.end();
-}
-
-StepHeader DeviceMirror::write_updates(const StepLease& lease, const StepInputArrays& input) const {
-  std::vector<PageUpdate> page_updates;
-  for (size_t i = 0; i < lease.requests.size(); ++i) {
-    const int slot = lease.requests[i].slot;
-    const auto pages = lease.pages[i].pages();
-    // The lease's pages stand at the end of what is in flight for the sequence.
-    const int end = table_.num_pages(slot) + table_.in_flight(slot).num_pages;
-    const int first = end - static_cast<int>(pages.size());
-    for (size_t j = 0; j < pages.size(); ++j) {
-      page_updates.push_back({slot, first + static_cast<int>(j), pages[j]});
-    }
-  }
-  OPENSPEC_CHECK(updates_.size() <= as_index(config_.max_num_seqs) &&
-                     page_updates.size() <= arrays_.max_page_updates,
-                 "a step has ", updates_.size(), " slot and ", page_updates.size(),
-                 " page updates, more than its input holds");
-  std::copy(updates_.begin(), updates_.end(), input.slot_updates);
-  std::copy(page_updates.begin(), page_updates.end(), input.page_updates);
-  return {.num_spans = static_cast<int32_t>(lease.requests.size()),
-          .num_slot_updates = static_cast<int32_t>(updates_.size()),
-          .num_page_updates = static_cast<int32_t>(page_updates.size()),
-          .ring_index = lease.ring_index};
-}
-
-void DeviceMirror::forget_updates() {
-  updates_.clear();
-  new_slots_.clear();
-  has_restored_ = false;
 }
 
 }  // namespace openspec

@@ -4,28 +4,19 @@
 
 namespace openspec {
 
-StepRing::StepRing(const RunnerConfig& config, const SequenceTable& table,
-                   const DeviceBuffers& arrays)
-    : config_(config), table_(table), arrays_(arrays) {
-  for (auto* events : {&begun_, &ended_}) {
-    events->reserve(DeviceBuffers::kRing);
-    for (int i = 0; i < DeviceBuffers::kRing; ++i) events->emplace_back();
-  }
-}
-
 int StepRing::take() {
   const int entry = next_;
-  next_ = (next_ + 1) % DeviceBuffers::kRing;
+  next_ = (next_ + 1) % StepInputs::kRing;
   await(entry);
   return entry;
 }
 
 void StepRing::await_before(int entry) const {
-  await((entry + DeviceBuffers::kRing - 1) % DeviceBuffers::kRing);
+  await((entry + StepInputs::kRing - 1) % StepInputs::kRing);
 }
 
 std::span<const int32_t> StepRing::tokens(int entry, size_t span) const {
-  const int32_t* first = arrays_.outcome.tokens + place(entry, span) * (1 + arrays_.drafts_per_seq);
+  const int32_t* first = out_.tokens + place(entry, span) * (1 + most_drafts(config_));
   return {first, as_index(outcome(entry, span).num_tokens)};
 }
 
@@ -57,8 +48,7 @@ SpanResult StepRing::result(const StepLease& lease, size_t span) const {
     }
   }
   if (params.num_logprobs >= 0) {
-    const int32_t* samples =
-        arrays_.outcome.samples + place(entry, span) * (1 + arrays_.drafts_per_seq);
+    const int32_t* samples = out_.samples + place(entry, span) * (1 + most_drafts(config_));
     for (int i = 0; i < outcome.num_tokens; ++i) {
       result.logprobs.push_back(logprobs(entry, samples[i], params.num_logprobs));
     }
@@ -67,10 +57,9 @@ SpanResult StepRing::result(const StepLease& lease, size_t span) const {
 }
 
 SpanDetail StepRing::detail(const SpanResult& result, size_t place) const {
-  const StepOutcomeArrays& out = arrays_.outcome;
-  const float* scores = out.outcomes[place].has_scores != 0 ? out.scores : nullptr;
+  const float* scores = out_.outcomes[place].has_scores != 0 ? out_.scores : nullptr;
   SpanDetail detail;
-  detail.draft.append(out.drafts, out.parents, scores, place * arrays_.drafts_per_seq,
+  detail.draft.append(out_.drafts, out_.parents, scores, place * most_drafts(config_),
                       result.num_draft_tokens);
   detail.accepted = drafts_of_run(detail.draft, result.token_ids);
   return detail;
@@ -78,10 +67,10 @@ SpanDetail StepRing::detail(const SpanResult& result, size_t place) const {
 
 TokenLogprobs StepRing::logprobs(int entry, int sample, int num_best) const {
   const size_t i = as_index(entry) * as_index(config_.max_num_batched_tokens) + as_index(sample);
-  const int32_t* ids = arrays_.outcome.logprob_ids + i * (1 + kMaxLogprobs);
-  const float* values = arrays_.outcome.logprobs + i * (1 + kMaxLogprobs);
+  const int32_t* ids = out_.logprob_ids + i * (1 + kMaxLogprobs);
+  const float* values = out_.logprobs + i * (1 + kMaxLogprobs);
   const auto count = as_index(1 + num_best);
-  return {{ids, ids + count}, {values, values + count}, arrays_.outcome.ranks[i]};
+  return {{ids, ids + count}, {values, values + count}, out_.ranks[i]};
 }
 
 }  // namespace openspec

@@ -1,41 +1,39 @@
 #pragma once
 
 #include <span>
-#include <vector>
 
-#include "kernels/common/device.h"
 #include "runtime/device/device_buffers.h"
+#include "runtime/device/rank_team.h"
 #include "runtime/state/lease.h"
 #include "runtime/state/sequence_table.h"
 
 namespace openspec {
 
-/// Steps under way: the entry that each has of the rings in pinned memory, when the device began
-/// and ended it, and what it left there.
+/// Steps under way: the entry that each has of the rings in pinned memory, and what it left there.
+/// All ranks leave the same; that of the first counts.
 class StepRing {
  public:
-  StepRing(const RunnerConfig& config, const SequenceTable& table, const DeviceBuffers& arrays);
+  StepRing(const RunnerConfig& config, const SequenceTable& table, const StepInputs& inputs,
+           RankTeam& ranks)
+      : config_(config),
+        table_(table),
+        inputs_(inputs),
+        ranks_(ranks),
+        out_(ranks.first().arrays().outcome) {}
 
   /// The next step's entry. Waits for the step that had it before, which was given up: any other is
   /// collected.
   int take();
   /// Waits for the step before the entry's.
   void await_before(int entry) const;
-  void await(int entry) const { ended_[as_index(entry)].wait(); }
-  /// Marks where on the stream the entry's step begins and ends.
-  void begin(int entry, void* stream) { begun_[as_index(entry)].record(stream); }
-  void end(int entry, void* stream) { ended_[as_index(entry)].record(stream); }
-  /// That the device worked on an ended step.
-  double seconds(int entry) const {
-    return ended_[as_index(entry)].seconds_since(begun_[as_index(entry)]);
-  }
+  void await(int entry) const { ranks_.await(entry); }
 
   /// What the host writes for the entry's step.
-  const StepInputArrays& input(int entry) const { return arrays_.host_input[as_index(entry)]; }
+  const StepInputArrays& input(int entry) const { return inputs_[entry]; }
 
   // Of a step that has ended.
   const StepOutcome& outcome(int entry, size_t span) const {
-    return arrays_.outcome.outcomes[place(entry, span)];
+    return out_.outcomes[place(entry, span)];
   }
   /// The tokens that a sequence got.
   std::span<const int32_t> tokens(int entry, size_t span) const;
@@ -51,8 +49,9 @@ class StepRing {
 
   const RunnerConfig& config_;
   const SequenceTable& table_;
-  const DeviceBuffers& arrays_;
-  std::vector<device::Event> begun_, ended_;
+  const StepInputs& inputs_;
+  RankTeam& ranks_;
+  const StepOutcomeArrays& out_;
   int next_ = 0;
 };
 

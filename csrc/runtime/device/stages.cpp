@@ -15,7 +15,7 @@ DeviceStages::DeviceStages(const StepContext& context, const DeviceBuffers& arra
     : context_(context),
       arrays_(arrays),
       exec_{.pool = nullptr, .device = Device::kCuda, .stream = stream} {
-  const auto layers = std::span(context.kv_layers);
+  const std::span<const KvLayerView> layers = context.kv_layers;
   kv_layers_ = Buffer(layers.size_bytes(), Memory::kDevice);
   device::copy_to_device(kv_layers_.data(), layers.data(), layers.size_bytes(), stream);
   device::synchronize(stream);
@@ -97,8 +97,7 @@ TableView DeviceStages::table_view() const {
           .max_num_seqs = context_.config.max_num_seqs};
 }
 
-void DeviceStages::begin(int entry, const StepHeader& header, int num_spans) {
-  const StepInputArrays& host = arrays_.host_input[as_index(entry)];
+void DeviceStages::begin(const StepInputArrays& host, const StepHeader& header, int num_spans) {
   device::check(begin_step_cuda({.header = header,
                                  .host_spans = host.spans,
                                  .slot_updates = host.slot_updates,
@@ -131,8 +130,8 @@ void DeviceStages::propose(const StepShape& shape) {
                             .scores = has_scores ? s.scores : nullptr});
 }
 
-void DeviceStages::merge(int entry, const StepShape& shape, int num_spans, bool has_proposed) {
-  const StepInputArrays& host = arrays_.host_input[as_index(entry)];
+void DeviceStages::merge(const StepInputArrays& host, const StepShape& shape, int num_spans,
+                         bool has_proposed) {
   const Proposals drafts = proposals(shape.has_trees, shape.num_spans);
   device::check(merge_drafts_cuda({.num_lead = host.num_lead,
                                    .lead = host.lead,
@@ -275,17 +274,15 @@ void DeviceStages::keep_rows(const RowBatch& rows) {
                          .kept = kept_rows()});
 }
 
-void DeviceStages::teach_kept(int entry, const std::vector<int>& slots, int num_steps) {
-  if (slots.empty()) return;
+void DeviceStages::teach_kept(const StepInputArrays& host, int num_slots, int num_steps) {
   const DeviceArrays& s = arrays_;
-  auto* list = arrays_.outcome.kept_slots + entry * context_.config.max_num_seqs;
-  std::copy(slots.begin(), slots.end(), list);
-  device::copy_to_device(s.kept_slot, list, slots.size() * sizeof(int32_t), exec_.stream);
+  device::copy_to_device(s.input.kept_slots, host.kept_slots, as_index(num_slots) * sizeof(int32_t),
+                         exec_.stream);
   // The arrays of the step, which has not begun.
   const KeptLearning learning{.rows = {.kept = kept_rows(),
-                                       .slot = s.kept_slot,
+                                       .slot = s.input.kept_slots,
                                        .kv_len = s.table.kv_len,
-                                       .num_slots = static_cast<int>(slots.size()),
+                                       .num_slots = num_slots,
                                        .span_begin = s.span_begin,
                                        .span_kv_len = s.span_kv_len,
                                        .num_computed = s.num_computed,

@@ -27,16 +27,15 @@ class DeviceStages {
     const int32_t *words, *samples;  // see ChooseParams
   };
   void enqueue_choices(const StepShape& shape, int num_samples, const Masks* masks);
-  /// Takes the input from the ring's entry.
-  void begin(int entry, const StepHeader& header, int num_spans);
+  /// Takes the input from where the host wrote it.
+  void begin(const StepInputArrays& host, const StepHeader& header, int num_spans);
   void propose(const StepShape& shape);
-  /// The drafts of the ring's entry come before those of the drafter, if that has any.
-  void merge(int entry, const StepShape& shape, int num_spans, bool has_proposed);
+  /// The drafts of the host's input come before those of the drafter, if that has any.
+  void merge(const StepInputArrays& host, const StepShape& shape, int num_spans, bool has_proposed);
   void lay_out(const StepShape& shape, int num_samples);
   void score(const StepShape& shape);
-  /// The drafter learns from all rows that waited for so many steps. The ring's entry holds the
-  /// list of slots.
-  void teach_kept(int entry, const std::vector<int>& slots, int num_steps);
+  /// The drafter learns from all rows of the input's kept_slots, which waited for so many steps.
+  void teach_kept(const StepInputArrays& host, int num_slots, int num_steps);
 
   /// Drafts of the step, [max_num_seqs, D] and [max_num_seqs]: the drafter's on the device, or what
   /// the host sent with the input.
@@ -65,7 +64,7 @@ class DeviceStages {
   KeptRows kept_rows();
   StepInput input() const { return {arrays_.input.header, arrays_.input.spans}; }
   TableView table_view() const;
-  int max_drafts() const { return static_cast<int>(arrays_.drafts_per_seq); }
+  int max_drafts() const { return static_cast<int>(most_drafts(context_.config)); }
 
   const StepContext& context_;
   const DeviceBuffers& arrays_;

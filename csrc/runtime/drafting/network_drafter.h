@@ -47,6 +47,8 @@ class NetworkDrafter : public Drafter {
   size_t planned_bytes() const { return areas_.bytes; }
   /// Takes the memory that is planned, zeroed.
   void allocate();
+  /// Other ranks' drafters, which have theirs planned alike, share what comes to lie there.
+  void give_memory(SumExchange& exchange) { exchange.give_area(memory_.data(), memory_.bytes()); }
   template <typename T>
   T* at(size_t place) {
     return reinterpret_cast<T*>(memory_.at(place));
@@ -129,6 +131,8 @@ class HeadDrafter : public NetworkDrafter {
     kv_.assign(kv_layers.begin(), kv_layers.end());
     model_.emplace(head_, config_.dtype, config_.device, limits_, config_.num_threads);
     allocate();
+    // Logits of a head that is the target's lie there.
+    if (target_.head.exchange != nullptr) give_memory(*target_.head.exchange);
   }
   std::vector<float> last_logits() final {
     return copy_from(config_.device, last_logits_.data(), last_logits_.size());

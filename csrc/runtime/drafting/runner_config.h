@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "core/prefix_hash.h"
 #include "kernels/common/exec.h"
@@ -35,7 +36,10 @@ struct RunnerConfig {
   int max_num_logits_rows = 64;    // rows of logits at a time
   int num_threads = 1;
   int tensor_parallel_size = 1;  // ranks that share the target
-  int max_draft_tokens = 0;      // drafts of a sequence and step
+  // On CUDA: the device of each, the first ones if empty, and how long one waits for the others.
+  std::vector<int> devices;
+  double exchange_deadline_s = 10.0;
+  int max_draft_tokens = 0;  // drafts of a sequence and step
   // Those that a grammar alone makes, where there is no drafter; with one, they share its room.
   int max_grammar_drafts = 0;
   int draft_depth = 0;  // of these, one after another; 0: all, as in a chain

@@ -16,14 +16,15 @@
 
 namespace openspec {
 
-/// What a step works on; all of it is the runner's.
+/// What a step works on, or one rank's part of it on a device of its own; all of it is the
+/// runner's.
 struct StepContext {
   const RunnerConfig& config;
   SequenceTable& table;
   TargetModel& target;
   Drafter& drafter;
-  const std::vector<KvLayerView>& kv_layers;  // the target's, by rank
-  RecordView records;                         // the target's
+  std::span<const KvLayerView> kv_layers;  // the target's; on the host those of all ranks
+  RecordView records;                      // the target's
   std::function<void(const char* stage)> enter;
   std::function<void(const std::exception&)> report_drafter_failure;
 };

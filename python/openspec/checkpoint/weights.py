@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from openspec.checkpoint.dummy import load_dummy_weights
 from openspec.checkpoint.float16 import FLOAT16, Float16Weights
 from openspec.checkpoint.folder import find_file, is_plain_name, open_folder
-from openspec.checkpoint.quantization.made import quantize
-from openspec.checkpoint.quantization.weight_format import CODES, WeightFormat
+from openspec.checkpoint.quantization.declared import CODES
+from openspec.checkpoint.quantization.made import load_made
+from openspec.checkpoint.quantization.weight_format import WeightFormat
 from openspec.checkpoint.strict_json import JsonKeys, parse_json_object, read_json_object
 from openspec.checkpoint.tensor_info import TensorInfo, name_some, shown_name
 from openspec.errors import ConfigError, EngineError
@@ -140,8 +142,9 @@ def load_weights(
     folder: str | Path,
     draft_model: DraftModel | None = None,
     weight_format: WeightFormat | None = None,
+    load_format: str = "auto",
 ) -> None:
-    """Gives every tensor of the checkpoints to the runner.
+    """Gives every tensor of the checkpoints to the runner; with "dummy" the target's are random.
 
     `weight_format` is the target's, bfloat16 if there is none. All names, shapes and types are
     checked before the first tensor is loaded.
@@ -149,7 +152,8 @@ def load_weights(
     Raises:
         ConfigError: missing, surplus or mis-shaped tensors, with expected and found.
     """
-    parts = [_target_part(runner, folder, weight_format or WeightFormat())]
+    is_dummy = load_format == "dummy"
+    parts = [] if is_dummy else [_target_part(runner, folder, weight_format or WeightFormat())]
     if draft_model is not None:
         parts.append(_draft_part(runner, draft_model))
     for part in parts:
@@ -158,6 +162,9 @@ def load_weights(
     total = sum(file.path.stat().st_size for _, file in files)
     done = 0
     last_log = start = time.monotonic()
+    if is_dummy:
+        done = load_dummy_weights(runner, (weight_format or WeightFormat()).quantized)
+        logger.warning("weights: random ones, as load_format is dummy; the model writes nonsense")
     for part, file in files:
         for name in filter(part.expected.__contains__, file.tensors):
             done += _load(part, file, name)
@@ -227,24 +234,22 @@ def _load(part: _Part, file: SafetensorsFile, name: str) -> int:
     dtype, data = file.tensors[name].dtype, file.data(name)
     num_bytes, where = len(data), f"{file.path}: {name}"
     scale = part.weight_format.quantized.get(name)
-    tensors = [(part.runner_names[name], data, dtype)]
-    if scale is not None and part.weight_format.is_made:
-        codes, scales = quantize(file.tensor(name), scale.form, where)
-        tensors = [(name, codes, CODES), (scale.name, scales, "F32")]
-    elif dtype == FLOAT16 and name in part.scales:
+    is_made = scale is not None and part.weight_format.is_made
+    if dtype == FLOAT16 and name in part.scales:
         import numpy
 
         wide = numpy.frombuffer(data, numpy.float16).astype(numpy.float32)
-        tensors = [(name, memoryview(wide.tobytes()), "F32")]
-    elif dtype == FLOAT16:
+        dtype, data = "F32", memoryview(wide.tobytes())
+    elif dtype == FLOAT16 and not is_made:
         converted = part.float16.convert(file.tensor(name), where)
         # The tensor's own memory: numpy has no bfloat16.
         memory = (ctypes.c_char * converted.nbytes).from_address(converted.data_ptr())
-        view = memoryview(memory).cast("B").toreadonly()
-        tensors = [(part.runner_names[name], view, "BF16")]
+        dtype, data = "BF16", memoryview(memory).cast("B").toreadonly()
     try:
-        for given in tensors:
-            part.load(*given)
+        if scale is not None and is_made:
+            load_made(part.load, name, file.tensor(name), scale, where)
+        else:
+            part.load(part.runner_names[name], data, dtype)
     except ValueError as error:  # a type that the runner does not take for this tensor
         remedy = f": {part.remedy}" if dtype == "F32" else ""
         raise ConfigError(f"{where}: {error}{remedy}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -15,12 +15,15 @@ from openspec.messages import StepTime
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 LAUNCH_BLOCKING = "CUDA_LAUNCH_BLOCKING"
+MODULE_LOADING = "CUDA_MODULE_LOADING"
 Links = Sequence[Sequence[int]]
 """NVLinks between each two of the same devices: [num_devices, num_devices]."""
 _DEVICE = re.compile(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+")
 _GPU_LINE = re.compile(r"GPU ([0-9]+): .*\(UUID: (GPU-[^)]+)\)")
 _LINKS_LINE = re.compile(r"^GPU([0-9]+)\t(.*)$", re.M)
 _NVLINKS = re.compile(r"NV([0-9]+)")
+_IS_DIVIDED = re.compile(r"\bMIG\b")
+_INSTEAD = "; or leave --tensor-parallel-size out, and --replicas N runs N whole engines"
 _MIG_LINE = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
 
 
@@ -129,31 +132,75 @@ def _groups(
     Raises:
         ConfigError: where its ranks could wait for each other without end, or there are too few.
     """
-    instead = "; or leave --tensor-parallel-size out, and --replicas N runs N whole engines"
-    shown = f"tensor_parallel_size {num_ranks}"
-    if environ.get(LAUNCH_BLOCKING, "0") not in ("", "0"):
-        raise ConfigError(
-            f"{shown}: with {LAUNCH_BLOCKING}={environ[LAUNCH_BLOCKING]} a rank would wait for "
-            f"others that are not started; unset it{instead}"
-        )
-    if divided := [device for device in devices if device.startswith("MIG-")]:
-        raise ConfigError(
-            f"{shown}: {divided[0]} is a part of a GPU, which no NVLink reaches; name whole GPUs"
-            f"{instead}"
-        )
+    _check_whole(devices, num_ranks, environ)
     if len(devices) < num_replicas * num_ranks:
         raise ConfigError(
-            f"{shown} and replicas {num_replicas} take {num_replicas * num_ranks} GPUs, of which "
-            f"there are {len(devices)}: {','.join(devices)}; lower one of the two"
+            f"{_shown(num_ranks)} and replicas {num_replicas} take {num_replicas * num_ranks} "
+            f"GPUs, of which there are {len(devices)}: {','.join(devices)}; lower one of the two"
         )
     groups = neighbours(links_between(devices), num_ranks, num_replicas)
     if not groups:
         raise ConfigError(
-            f"{shown}: GPUs {','.join(devices)} do not make {num_replicas} groups of {num_ranks} "
-            "in which NVLinks connect each two, as nvidia-smi topo -m shows them; name others "
-            f"with --devices{instead}"
+            f"{_shown(num_ranks)}: GPUs {','.join(devices)} do not make {num_replicas} groups of "
+            f"{num_ranks} in which NVLinks connect each two, as nvidia-smi topo -m shows them; "
+            f"name others with --devices{_INSTEAD}"
         )
     return [",".join(devices[place] for place in group) for group in groups]
+
+
+def check_ranks(
+    num_ranks: int,
+    names: Sequence[str],
+    has_access: Callable[[int, int], bool],
+    environ: Mapping[str, str],
+) -> None:
+    """Refuses to share a model among GPUs that cannot. The first ones that are visible are meant.
+
+    `names` are those of all; `has_access(one, other)` says whether one reads the other's memory.
+
+    Raises:
+        ConfigError: with what to do instead.
+    """
+    shown, devices = _shown(num_ranks), visible_devices(environ)
+    _check_whole(devices or names, num_ranks, environ)
+    if len(names) < num_ranks:
+        raise ConfigError(
+            f"{shown} takes {num_ranks} GPUs, of which CUDA shows {len(names)}: "
+            f"{', '.join(names)}; lower it, or show more with {VISIBLE_DEVICES}"
+        )
+    if len(set(names[:num_ranks])) > 1:
+        raise ConfigError(
+            f"{shown}: the GPUs are unlike, {', '.join(names[:num_ranks])}; choose some of a kind "
+            f"with {VISIBLE_DEVICES}{_INSTEAD}"
+        )
+    # Where nvidia-smi does not run, access has to do.
+    is_known = len(devices) == len(names)
+    links = links_between(devices[:num_ranks]) if is_known else None
+    for one, other in itertools.permutations(range(num_ranks), 2):
+        if not has_access(one, other) or (links is not None and links[one][other] == 0):
+            what = "reach the memory of" if not has_access(one, other) else "have an NVLink to"
+            raise ConfigError(
+                f"{shown}: GPU {one} does not {what} GPU {other}, see nvidia-smi topo -m; choose "
+                f"others with {VISIBLE_DEVICES}{_INSTEAD}"
+            )
+
+
+def _shown(num_ranks: int) -> str:
+    return f"tensor_parallel_size {num_ranks}"
+
+
+def _check_whole(devices: Sequence[str], num_ranks: int, environ: Mapping[str, str]) -> None:
+    """Refuses what lets ranks wait for each other without end, whatever the GPUs are."""
+    if environ.get(LAUNCH_BLOCKING, "0") not in ("", "0"):
+        raise ConfigError(
+            f"{_shown(num_ranks)}: with {LAUNCH_BLOCKING}={environ[LAUNCH_BLOCKING]} a rank would "
+            f"wait for others that are not started; unset it{_INSTEAD}"
+        )
+    if divided := [device for device in devices if _IS_DIVIDED.search(device)]:
+        raise ConfigError(
+            f"{_shown(num_ranks)}: {divided[0]} is a part of a GPU, which no NVLink reaches; name "
+            f"whole GPUs{_INSTEAD}"
+        )
 
 
 def neighbours(links: Links, size: int, num_groups: int) -> list[tuple[int, ...]]:

@@ -86,7 +86,13 @@ def load_engine(
     runner_config = dataclasses.replace(planned.runner, max_model_len=plan.max_model_len)
     runner = CompiledRunner(runner_config, plan.num_pages, chosen.drafter)
     phases.end("memory")
-    load_weights(runner, config.model_path, chosen.draft_model, planned.weight_format)
+    load_weights(
+        runner,
+        config.model_path,
+        draft_model=chosen.draft_model,
+        weight_format=planned.weight_format,
+        load_format=config.load_format,
+    )
     phases.end("weights")
     runner.finish_loading()
     phases.end("graphs")
@@ -122,7 +128,7 @@ def load_engine(
 
 def _log_plan(planned: PlannedEngine) -> None:
     plan, wanted = planned.memory, planned.runner
-    if wanted.tensor_parallel_size > 1:
+    if wanted.tensor_parallel_size > 1 and planned.device.is_host:
         logger.info(
             "%d ranks on %s are a reference: the same text as one, and no sooner",
             wanted.tensor_parallel_size,
@@ -146,12 +152,19 @@ def _log_ready(info: EngineInfo, phases: Phases) -> None:
         info.model,
         info.weights,
         info.dtype,
-        f"{info.device} ({_C.cuda_device_name()})" if info.device == CUDA.name else info.device,
+        _devices(info),
         info.method,
         info.num_speculative_tokens,
         info.max_model_len,
     )
     logger.info("start-up: %s", phases)
+
+
+def _devices(info: EngineInfo) -> str:
+    if info.device != CUDA.name:
+        return info.device
+    number = f"{info.tensor_parallel_size} x " if info.tensor_parallel_size > 1 else ""
+    return f"{info.device} ({number}{_C.cuda_device_name()})"
 
 
 def _kv_events_config(config: EngineConfig, share: Share) -> KVEventsConfig:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from openspec.config import TENSOR_PARALLEL_SIZES, EngineConfig
+from openspec.config import EngineConfig
 from openspec.errors import ConfigError
 from openspec.settings.setting import format_bytes
 
@@ -48,8 +48,6 @@ class DeviceTraits:
     """The flag that gives KV pages more or less of the device's memory by default."""
     is_host: bool
     """Whether its memory is the host's, where compiled grammars are."""
-    max_ranks: int
-    """Ranks that can share a model there."""
 
     def choose_dtype(self, wanted: str) -> str:
         """The type to compute in; `wanted` may be "auto".
@@ -65,18 +63,6 @@ class DeviceTraits:
                 f"{' or '.join(self.dtypes)}; leave out --dtype or choose another --device"
             )
         return wanted
-
-    def check_ranks(self, num_ranks: int) -> None:
-        """Refuses more ranks than can share a model.
-
-        Raises:
-            ConfigError: with what to do instead.
-        """
-        if num_ranks > self.max_ranks:
-            raise ConfigError(
-                f"tensor_parallel_size {num_ranks} does not run on {self.name} yet, only on cpu; "
-                "leave it out, and --replicas N runs a whole engine on each of N devices"
-            )
 
     def kv_flag(self, config: EngineConfig) -> str:
         """The flag that gives KV pages more or less memory."""
@@ -103,7 +89,6 @@ CPU = DeviceTraits(
     step_timing_s=0.5,
     memory_flag="--kv-cache-memory",
     is_host=True,
-    max_ranks=max(TENSOR_PARALLEL_SIZES),
 )
 CUDA = DeviceTraits(
     name="cuda",
@@ -116,7 +101,6 @@ CUDA = DeviceTraits(
     step_timing_s=0.25,
     memory_flag="--gpu-memory-utilization",
     is_host=False,
-    max_ranks=1,
 )
 
 
@@ -139,7 +123,7 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"], why_no_cuda: str) -> D
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """Memory of the device as it is before the engine takes any."""
+    """Memory of the device as it is before the engine takes any; of several, the least."""
 
     budget_bytes: int
     """What the engine may take."""

@@ -22,7 +22,12 @@ except ImportError as error:
         f"openspec's compiled part does not load ({error}); it needs the torch that it was built "
         "with: pip install torch, then pip install . again in the checkout of openspec"
     ) from error
-from openspec.checkpoint.quantization.weight_format import WeightFormat, weight_format
+from openspec.checkpoint.quantization.weight_format import (
+    WeightFormat,
+    check_wanted,
+    made_format,
+    weight_format,
+)
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import DraftModel, target_tensors
 from openspec.config import TENSOR_PARALLEL_SIZES, EngineConfig
@@ -34,7 +39,7 @@ from openspec.drafters.spec import (
     DraftSetup,
     OptionValue,
 )
-from openspec.engine.devices import Share
+from openspec.engine.devices import MODULE_LOADING, Share, check_ranks
 from openspec.engine.memory import (
     CUDA,
     DeviceMemory,
@@ -90,8 +95,15 @@ def plan_engine(
     """
     share, phases = share or Share(), phases or Phases()
     config.check()
+    num_ranks = config.tensor_parallel_size
+    if num_ranks > 1 and config.device != "cpu":
+        # A kernel that is loaded when it is first launched waits for all others of its device,
+        # which may wait for those of another rank. CUDA reads this when it is first used.
+        os.environ[MODULE_LOADING] = "EAGER"
     device = choose_device(config.device, _C.why_no_cuda())
-    device.check_ranks(config.tensor_parallel_size)
+    if device is CUDA and num_ranks > 1:
+        names = _C.cuda_device_names()
+        check_ranks(num_ranks, names, lambda one, other: _C.cuda_peer(one, other)[0], os.environ)
     phases.end("device")
     config = _shared(config, device, share)
     model_config = ModelConfig.from_folder(config.model_path)
@@ -108,11 +120,17 @@ def plan_engine(
 
 
 def _weight_format(config: EngineConfig, model_config: ModelConfig) -> WeightFormat:
-    """How the target's weights are stored, by its headers unless nothing is quantised."""
+    """How the target's weights are stored, by its headers where its lists speak of FP8."""
     declared, wanted = model_config.quantization, config.quantization
-    if declared is None and wanted is None:
-        return WeightFormat()
-    return weight_format(target_tensors(config.model_path), declared, wanted)
+    check_wanted(declared, wanted)
+    if declared is None:
+        return WeightFormat() if wanted is None else made_format(model_config.spec, wanted)
+    if config.load_format == "dummy":
+        raise ConfigError(
+            f"--load-format dummy: {declared.source} says {declared.dialect}, which needs the "
+            "files; take the config.json in bfloat16, with --quantization"
+        )
+    return weight_format(target_tensors(config.model_path), declared)
 
 
 def _choose_drafter(
@@ -189,7 +207,8 @@ def _wanted_memory(runner: RunnerConfig) -> _C.MemoryPlan:
 def _device_memory(config: EngineConfig, device: DeviceTraits, share: Share) -> DeviceMemory:
     if device is CUDA:
         num_engines = share.num_on_device
-        free_bytes, total_bytes = _C.cuda_memory()
+        of_ranks = [_C.cuda_memory(rank) for rank in range(config.tensor_parallel_size)]
+        free_bytes, total_bytes = (min(sizes) for sizes in zip(*of_ranks, strict=True))
         budget_bytes = int(total_bytes * config.gpu_memory_utilization / num_engines)
         host_bytes = available_memory() // share.num_replicas
     else:
@@ -283,7 +302,7 @@ def _plan(
             raise
         raise ConfigError(
             f"{error}; each of {fitting} such devices would hold its part with "
-            f"--tensor-parallel-size {fitting}, which does not run on {device.name} yet"
+            f"--tensor-parallel-size {fitting}"
         ) from None
 
 

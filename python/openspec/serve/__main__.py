@@ -29,7 +29,7 @@ The flags that matter first:
   --max-model-len, --max-num-seqs          how long a text, and how many at a time
   --gpu-memory-utilization                 how much of the GPU it takes; on CPU: --kv-cache-memory
   --replicas, --devices                    an engine on each of several GPUs
-  --tensor-parallel-size                   a model that several ranks share; on cpu so far
+  --tensor-parallel-size                   a model that several GPUs share
 
 Examples:
 

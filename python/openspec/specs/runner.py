@@ -29,6 +29,8 @@ class RunnerConfig:
     num_threads: int
     tensor_parallel_size: int = 1
     """Ranks that share the target, each with its part of every matrix."""
+    exchange_deadline_s: float = 10.0
+    """Seconds that one of them waits for the others on cuda; then the engine ends."""
     max_draft_tokens: int = 0
     """Drafts of a sequence and step, at most."""
     max_grammar_drafts: int = 0

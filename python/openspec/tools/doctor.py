@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -219,7 +220,7 @@ def _judge(
         )
         yield f"  {serve_command(_with_options(asked, variant.options))}"
         sample = tried
-    elif sample.first >= checkup.usual[0]:
+    elif sample.first >= checkup.usual[0] - _noise(checkup.usual[0], sample.total.num_drafts):
         yield "the drafter fits the model"
     elif sample.first >= checkup.least_first:
         yield (
@@ -233,6 +234,11 @@ def _judge(
             "right all the same, but not sooner. Likely:"
         )
         yield from (f"  - {cause}" for cause in checkup.causes)
+
+
+def _noise(share: float, num_drafts: int) -> float:
+    """Two standard errors of a share of so many drafts."""
+    return 2 * math.sqrt(share * (1 - share) / num_drafts)
 
 
 def measure(config: EngineConfig, num_tokens: int) -> Sample:

@@ -24,9 +24,9 @@ from openspec.checkpoint.folder import (
 )
 from openspec.checkpoint.quantization.declared import BLOCK, BLOCKS, CONFIG
 from openspec.checkpoint.quantization.made import quantized
-from openspec.checkpoint.quantization.weight_format import MADE, WeightFormat, weight_format
+from openspec.checkpoint.quantization.weight_format import MADE, WeightFormat, made_format
 from openspec.checkpoint.targets.config import ModelConfig
-from openspec.checkpoint.weights import INDEX_FILE, checkpoint_files, target_tensors
+from openspec.checkpoint.weights import INDEX_FILE, checkpoint_files
 from openspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,10 +63,12 @@ def write_quantized(source: Path, target: Path, wanted: str) -> str:
         ConfigError: no bfloat16 checkpoint of a target, or nowhere to write.
     """
     root = open_folder(source)
-    declared = ModelConfig.from_folder(root).quantization
-    if declared is not None:
-        raise ConfigError(f"{root} is {declared.dialect} already; give the bfloat16 checkpoint")
-    made = weight_format(target_tensors(root), None, wanted)
+    model = ModelConfig.from_folder(root)
+    if model.quantization is not None:
+        raise ConfigError(
+            f"{root} is {model.quantization.dialect} already; give the bfloat16 checkpoint"
+        )
+    made = made_format(model.spec, wanted)
     try:
         target.mkdir(parents=True)
         weight_map = _write_weights(root, target, made)

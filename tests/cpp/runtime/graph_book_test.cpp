@@ -139,3 +139,20 @@ TEST(every_graph_is_timed_and_nothing_twice) {
     CHECK_EQ(kinds.back().num_rows, 1024);
   }
 }
+
+TEST(larger_steps_reach_the_most_rows) {
+  const auto sizes = [](const GraphBook& book) {
+    std::vector<int> rows;
+    for (const StepShape& shape : book.larger_shapes()) {
+      CHECK(!book.shapes().contains(shape));
+      CHECK_LT(2 * shape.num_spans, shape.num_rows + 1);
+      if (!shape.proposes) rows.push_back(shape.num_rows);
+    }
+    return rows;
+  };
+  CHECK_EQ(sizes(book_of(kPlain, 16, 2000)), (std::vector<int>{512, 1024, 2000}));
+  CHECK_EQ(sizes(book_of(kTree, 16, 300)), (std::vector<int>{300}));
+  CHECK_EQ(sizes(book_of(kChain, 400, 512)), (std::vector<int>{512}));
+  CHECK(sizes(book_of(kChain, 16, 256)).empty());
+  CHECK_EQ(book_of(kTree, 16, 300).larger_shapes().size(), 2);
+}

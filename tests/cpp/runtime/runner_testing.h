@@ -101,8 +101,8 @@ inline void load_random_weights(Weights& weights, uint32_t seed) {
 }
 
 inline void load_random_weights(Runner& runner) {
-  for (Weights* weights : runner.target().weights()) load_random_weights(*weights, 11);
-  if (runner.drafter().weights() != nullptr) load_random_weights(*runner.drafter().weights(), 12);
+  for (Weights* weights : runner.target_weights()) load_random_weights(*weights, 11);
+  for (Weights* weights : runner.draft_weights()) load_random_weights(*weights, 12);
   runner.finish_loading();
 }
 

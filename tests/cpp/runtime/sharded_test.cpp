@@ -63,11 +63,13 @@ Fault fault;
 class FailingExchange final : public SumExchange {
  public:
   FailingExchange(SumExchange* exchange, int rank) : exchange_(exchange), rank_(rank) {}
-  float* begin() override {
+  void send(const ExecContext& exec, LinearParams product) override {
     if (rank_ == fault.rank && round_++ == fault.round) throw std::runtime_error("broken");
-    return exchange_->begin();
+    exchange_->send(exec, product);
   }
-  void await() override { exchange_->await(); }
+  void take(const ExecContext& exec, RmsNormParams norm, bool shares_residual) override {
+    exchange_->take(exec, norm, shares_residual);
+  }
   void restart() { round_ = 0; }
 
  private:
@@ -162,13 +164,6 @@ TEST(what_ranks_cannot_share_is_refused_with_the_reason) {
   check_config([](auto& config) { config.tensor_parallel_size = 3; }, "must be 1, 2, 4 or 8");
   check_config([](auto& config) { config.target.kind = "lonely"; }, "lonely run on one device");
   check_config([](auto& config) { config.target.vocab_size = 40; }, "at least 64 tokens");
-  // A plan of their memory there says how many would hold a model.
-  const RunnerConfig config = config_of(2, 2);
-  const TargetSetup on_cuda{.spec = config.target,
-                            .device = Device::kCuda,
-                            .limits = config.limits(),
-                            .rank = {.size = 2}};
-  CHECK_THROWS(make_target(on_cuda), ArgumentError, "use --replicas");
 }
 
 TEST(cut_matrices_have_the_numbers_of_the_whole) {
@@ -252,6 +247,21 @@ TEST(texts_are_those_of_one_rank) {
   }
 }
 
+TEST(passes_of_many_rows_go_in_slices) {
+  const std::vector<Job> jobs = {{testing::random_prompt(1, 2 * kMaxRoundRows + 88, kVocab), {}},
+                                 {testing::random_prompt(2, 5, kVocab), {}}};
+  std::vector<Ids> expected;
+  for (const int num_ranks : {1, 2, 8}) {
+    RunnerConfig config = config_of(num_ranks, 2);
+    config.max_num_batched_tokens = config.max_model_len = 3 * kMaxRoundRows;
+    Runner runner(config, 400);
+    load_random_weights(runner);
+    const std::vector<Ids> texts = run(runner, jobs, config.max_num_batched_tokens);
+    if (num_ranks == 1) expected = texts;
+    CHECK_EQ(texts, expected);
+  }
+}
+
 TEST(drafters_read_a_head_that_is_in_shards) {
   const std::vector<Job> jobs = mixed_jobs(20, kVocab);
   const std::vector<Ids> expected = testing::plain(config_of(1, 2), jobs);
@@ -302,6 +312,30 @@ TEST(a_rank_that_fails_ends_the_step_alone) {
       CHECK(run(runner, jobs, 64) == expected);
     }
   }
+}
+
+TEST(inboxes_on_cuda_hold_a_round_and_have_a_limit) {
+  const auto bytes = [](int hidden_size, int num_ranks, int max_rows) {
+    TargetSpec spec;
+    spec.hidden_size = hidden_size;
+    spec.vocab_size = 4096;
+    spec.layers.assign(2, {attention_of(64, 8, 128), DenseMlpSpec{28672}});
+    return exchange_bytes_of_rank({.spec = spec,
+                                   .device = Device::kCuda,
+                                   .limits = {.max_rows = max_rows},
+                                   .rank = {.size = num_ranks}});
+  };
+  const auto expected = [](size_t rows) {
+    return kInboxSlots * 8 * rows * 8192 * sizeof(float) + sizeof(ExchangeState);
+  };
+  CHECK_EQ(bytes(8192, 1, 2048), size_t{0});
+  for (const int num_ranks : {2, 8}) {
+    CHECK_EQ(bytes(8192, num_ranks, 4), expected(4));
+    for (const int max_rows : {256, 300, 512, 2048}) {
+      CHECK_EQ(bytes(8192, num_ranks, max_rows), expected(256));
+    }
+  }
+  CHECK_THROWS(bytes(16384, 2, 2048), ArgumentError, "would take 384 MiB of each, more than 256");
 }
 
 TEST(a_rank_has_its_part_of_the_memory) {

@@ -17,8 +17,10 @@ from openspec.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 CONFIG = "quantization_config"
+OLD_CONFIG = "compression_config"  # of compressed-tensors
 HF_QUANT_CONFIG = "hf_quant_config.json"
 BLOCK = 128  # outputs, and inputs, of a block with one scale
+CODES = "F8_E4M3"  # safetensors' name of the type
 TENSOR, CHANNEL, BLOCKS = "tensor", "channel", "block"
 INSTEAD = "take the checkpoint in bfloat16, or one in FP8 that docs/which_format.md lists"
 _NOT_YET = "4-bit weights are not read yet"
@@ -56,13 +58,17 @@ class Declared:
     """A tensor's scale is "X.weight_scale" beside "X.weight"."""
     ignored: tuple[str, ...] = ()
     """Modules that are not quantised: names, prefixes, globs, or regular expressions after re:."""
+    targets: tuple[str, ...] = ("Linear",)
+    """Modules that are, in the same forms; Linear: all."""
     source: str
     """The file and key, for messages."""
     notes: tuple[str, ...] = ()
     """What of it has no effect."""
 
     def ignores(self, module: str) -> bool:
-        """Whether a list names the module, by itself or as part of a fused one."""
+        """Whether the lists leave the module as it is, by itself or as part of a fused one."""
+        if not any(entry == "Linear" or _names(entry, module) for entry in self.targets):
+            return True
         return any(_names(entry, module) for entry in self.ignored)
 
 
@@ -91,14 +97,14 @@ def read_declared(folder: Path, keys: JsonKeys) -> Declared | None:
     Raises:
         ConfigError: one that is not read, or lists that disagree.
     """
-    config = keys.object(CONFIG)
+    config = keys.object(CONFIG) or keys.object(OLD_CONFIG)
     file = find_file(folder, HF_QUANT_CONFIG)
     beside = None
     if file is not None:
         beside = JsonKeys(read_json_object(file), str(folder / HF_QUANT_CONFIG)).object(
             "quantization"
         )
-    if beside is None:
+    if beside is None or beside.get("quant_algo") is None:  # of the KV cache alone
         return None if config is None else _read_config(config)
     declared = _modelopt(beside, "exclude_modules")
     if config is not None:
@@ -136,7 +142,7 @@ def _refuse(keys: JsonKeys, name: str, value: Any, expected: str) -> NoReturn:
     keys.refuse(name, expected, f"{reason}; {INSTEAD}" if reason else INSTEAD)
 
 
-def _ignored(keys: JsonKeys, *names: str) -> tuple[str, ...]:
+def _modules(keys: JsonKeys, *names: str) -> tuple[str, ...]:
     found: list[str] = []
     for name in names:
         value = keys.get(name) or []
@@ -178,7 +184,7 @@ def _fp8(keys: JsonKeys) -> Declared:
         dialect="FP8 blocks of 128 x 128" if has_blocks else "AutoFP8",
         forms=frozenset({BLOCKS if has_blocks else TENSOR}),
         scale_suffix="weight_scale_inv" if has_blocks else "weight_scale",
-        ignored=_ignored(keys, "modules_to_not_convert", "ignored_layers"),
+        ignored=_modules(keys, "modules_to_not_convert", "ignored_layers"),
         source=keys.source,
         notes=_notes(keys.get("activation_scheme") == "static", bool(keys.get("kv_cache_scheme"))),
     )
@@ -195,7 +201,7 @@ def _compressed_tensors(keys: JsonKeys) -> Declared:
     groups = keys.object("config_groups")
     if groups is None or not groups.values:
         keys.refuse("config_groups", "an object with a group")
-    forms, is_static = set(), False
+    forms, targets, is_static = set(), list[str](), False
     for name in groups.values:
         group = groups.object(name)
         weights = None if group is None else group.object("weights")
@@ -215,13 +221,15 @@ def _compressed_tensors(keys: JsonKeys) -> Declared:
         if strategy == BLOCKS:
             _check_block(weights, "block_structure")
         forms.add(str(strategy))
+        targets += _modules(group, "targets")
         activations = group.object("input_activations")
         is_static |= activations is not None and activations.get("dynamic") is False
     return Declared(
         method="compressed-tensors",
         dialect=f"compressed-tensors {keys.get('format')}",
         forms=frozenset(forms),
-        ignored=_ignored(keys, "ignore"),
+        ignored=_modules(keys, "ignore"),
+        targets=tuple(targets),
         source=keys.source,
         notes=_notes(is_static, bool(keys.get("kv_cache_scheme"))),
     )
@@ -236,7 +244,7 @@ def _modelopt(keys: JsonKeys, ignored: str = "ignore") -> Declared:
         method="modelopt",
         dialect="ModelOpt FP8",
         forms=frozenset({TENSOR}),
-        ignored=_ignored(keys, ignored, *(["exclude_modules"] if ignored == "ignore" else [])),
+        ignored=_modules(keys, ignored, *(["exclude_modules"] if ignored == "ignore" else [])),
         source=keys.source,
         notes=_notes(True, has_kv),
     )
@@ -247,7 +255,7 @@ def _fbgemm(keys: JsonKeys) -> Declared:
         method="fbgemm_fp8",
         dialect="fbgemm FP8",
         forms=frozenset({CHANNEL}),
-        ignored=_ignored(keys, "modules_to_not_convert"),
+        ignored=_modules(keys, "modules_to_not_convert"),
         source=keys.source,
         notes=_notes(False, False),
     )

@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import ctypes
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import repeat
 from typing import TYPE_CHECKING
 
-from openspec.checkpoint.quantization.declared import BLOCK, BLOCKS, CHANNEL, TENSOR
+from openspec.checkpoint.quantization.declared import BLOCK, BLOCKS, CHANNEL, CODES, TENSOR
 from openspec.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
+    from openspec.specs.target import TensorScale
+
 LARGEST = 448.0
 """Of e4m3."""
+MAX_THREADS = 16
 
 
-def quantize(weight: torch.Tensor, form: str, where: str) -> tuple[memoryview, memoryview]:
-    """As `quantized`, the bytes of both."""
-    codes, scales = quantized(weight, form, where)
-    return _bytes(codes), _bytes(scales)
+def load_made(
+    load: Callable[[str, memoryview, str], None],
+    name: str,
+    weight: torch.Tensor,
+    scale: TensorScale,
+    where: str,
+) -> None:
+    """Gives `load` the codes and the scales of a matrix, with their names and types."""
+    codes, scales = quantized(weight, scale.form, where)
+    load(name, _bytes(codes), CODES)
+    load(scale.name, _bytes(scales), "F32")
+
+
+def as_bfloat16(data: memoryview, shape: Sequence[int]) -> torch.Tensor:
+    """Writable bytes as a tensor."""
+    import torch
+
+    return torch.frombuffer(data, dtype=torch.bfloat16).reshape(tuple(shape))
 
 
 def quantized(weight: torch.Tensor, form: str, where: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,22 +54,41 @@ def quantized(weight: torch.Tensor, form: str, where: str) -> tuple[torch.Tensor
     """
     import torch
 
-    num_rows, width = weight.shape
-    chunks = [weight[i : i + BLOCK] for i in range(0, num_rows, BLOCK)]
-    scales = torch.cat([_largest(chunk, form) for chunk in chunks]) / LARGEST
-    if form == TENSOR:
-        scales = scales.amax().reshape(1)
-    if not torch.isfinite(scales).all():
-        raise ConfigError(f"{where} holds NaN or infinity; get the checkpoint anew")
-    scales[scales == 0.0] = 1.0
+    width = weight.shape[1]
+    chunks = [weight[i : i + BLOCK] for i in range(0, len(weight), BLOCK)]
     codes = torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
-    for i, chunk in enumerate(chunks):
-        rows = slice(i * BLOCK, i * BLOCK + len(chunk))
-        factor = scales[rows] if form == CHANNEL else scales
-        if form == BLOCKS:
-            factor = scales[i].repeat_interleave(BLOCK)[:width]
-        codes[rows] = chunk.to(torch.float32, copy=True).div_(factor).clamp_(-LARGEST, LARGEST)
+    with _threads() as pool:
+        scales = torch.cat(list(pool.map(_largest, chunks, repeat(form)))) / LARGEST
+        if form == TENSOR:
+            scales = scales.amax().reshape(1)
+        if not torch.isfinite(scales).all():
+            raise ConfigError(f"{where} holds NaN or infinity; get the checkpoint anew")
+        scales[scales == 0.0] = 1.0
+
+        def fill(i: int) -> None:
+            rows = slice(i * BLOCK, i * BLOCK + len(chunks[i]))
+            factor = scales[rows] if form == CHANNEL else scales
+            if form == BLOCKS:
+                factor = scales[i].repeat_interleave(BLOCK)[:width]
+            numbers = chunks[i].to(torch.float32, copy=True)
+            codes[rows] = numbers.div_(factor).clamp_(-LARGEST, LARGEST)
+
+        list(pool.map(fill, range(len(chunks))))
     return codes, scales
+
+
+@contextmanager
+def _threads() -> Iterator[ThreadPoolExecutor]:
+    """Threads in each of which torch takes one: its own wait for each other at every operation."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0)))) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(before)
 
 
 def _largest(rows: torch.Tensor, form: str) -> torch.Tensor:

@@ -12,6 +12,7 @@ from openspec.checkpoint.quantization.declared import (
     BLOCK,
     BLOCKS,
     CHANNEL,
+    CODES,
     INSTEAD,
     TENSOR,
     Declared,
@@ -19,18 +20,17 @@ from openspec.checkpoint.quantization.declared import (
 )
 from openspec.checkpoint.tensor_info import TensorInfo, name_some
 from openspec.errors import ConfigError
-from openspec.specs.target import TensorScale
+from openspec.specs.target import TargetSpec, TensorScale
 
 logger = logging.getLogger(__name__)
 
-CODES = "F8_E4M3"
-"""safetensors' name of the type."""
 MADE = {"fp8": CHANNEL, "fp8_per_tensor": TENSOR, "fp8_per_block": BLOCKS}
 """What --quantization makes of bfloat16 weights -> the form of their scales."""
 MATRICES = re.compile(
     r"model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.weight"
 )
-"""The matrices that may be FP8."""
+"""The matrices of decoder layers."""
+HEAD = "lm_head.weight"
 _SCALES = re.compile(r"(.*)\.(weight_scale|weight_scale_inv)")
 _UNUSED = re.compile(
     r".*\.(input_scale|input_scale_ub|output_scale|[qkv]_scale|kv_scale|prob_output_scale)"
@@ -61,13 +61,11 @@ def scale_shape(form: str, shape: Sequence[int]) -> tuple[int, ...]:
     return (shape[0], 1) if form == CHANNEL else (1,)
 
 
-def weight_format(
-    tensors: Mapping[str, TensorInfo], declared: Declared | None, wanted: str | None
-) -> WeightFormat:
-    """The format of a checkpoint's `tensors`; `wanted` is --quantization.
+def weight_format(tensors: Mapping[str, TensorInfo], declared: Declared) -> WeightFormat:
+    """The format of a checkpoint's `tensors`, of which lists say something.
 
     Raises:
-        ConfigError: tensors, lists and `wanted` do not fit each other, or a format is not read.
+        ConfigError: tensors and lists do not fit each other, or a format is not read.
     """
     for info in tensors.values():
         if info.dtype in _REFUSED_DTYPES:
@@ -76,9 +74,6 @@ def weight_format(
                 f"read; {INSTEAD}"
             )
     codes = [info for info in tensors.values() if info.dtype == CODES]
-    _check_wanted(declared, wanted)
-    if declared is None:
-        return WeightFormat() if wanted is None else _made(tensors, wanted)
     quantized = {info.name: _scale_of(info, tensors, declared) for info in codes}
     _check_lists(tensors, declared, quantized)
     for note in declared.notes:
@@ -91,7 +86,35 @@ def weight_format(
     )
 
 
-def _check_wanted(declared: Declared | None, wanted: str | None) -> None:
+def made_format(spec: TargetSpec, wanted: str) -> WeightFormat:
+    """What `wanted`, a key of MADE, makes of the bfloat16 weights of a target."""
+    form, hidden = MADE[wanted], spec.hidden_size
+    quantized = {}
+    for i, layer in enumerate(spec.layers):
+        attention, inner = layer.mixer, layer.mlp.intermediate_size
+        q, kv = (n * attention.head_dim for n in (attention.num_q_heads, attention.num_kv_heads))
+        shapes = {"self_attn.q": (q, hidden), "self_attn.o": (hidden, q)}
+        shapes |= {"self_attn.k": (kv, hidden), "self_attn.v": (kv, hidden)}
+        shapes |= {"mlp.gate": (inner, hidden), "mlp.up": (inner, hidden)}
+        shapes["mlp.down"] = (hidden, inner)
+        for name, shape in shapes.items():
+            tensor = f"model.layers.{i}.{name}_proj.weight"
+            quantized[tensor] = TensorScale(
+                name=f"{tensor}_scale", shape=scale_shape(form, shape), form=form
+            )
+    return WeightFormat(
+        name=f"FP8 with scales of each {form} (made of bfloat16 at load)",
+        quantized=quantized,
+        is_made=True,
+    )
+
+
+def check_wanted(declared: Declared | None, wanted: str | None) -> None:
+    """Refuses a --quantization that is not what the lists say, or makes nothing of bfloat16.
+
+    Raises:
+        ConfigError: with what to do instead.
+    """
     if wanted is None:
         return
     if declared is None and wanted not in MADE:
@@ -105,27 +128,14 @@ def _check_wanted(declared: Declared | None, wanted: str | None) -> None:
         )
 
 
-def _made(tensors: Mapping[str, TensorInfo], wanted: str) -> WeightFormat:
-    form = MADE[wanted]
-    return WeightFormat(
-        name=f"FP8 with scales of each {form} (made of bfloat16 at load)",
-        quantized={
-            name: TensorScale(name=f"{name}_scale", shape=scale_shape(form, info.shape), form=form)
-            for name, info in tensors.items()
-            if MATRICES.fullmatch(name) and len(info.shape) == 2
-        },
-        is_made=True,
-    )
-
-
 def _scale_of(
     info: TensorInfo, tensors: Mapping[str, TensorInfo], declared: Declared
 ) -> TensorScale:
     module = info.name.removesuffix(".weight")
-    if not info.name.endswith(".weight") or len(info.shape) != 2:
+    if not (MATRICES.fullmatch(info.name) or info.name == HEAD) or len(info.shape) != 2:
         raise ConfigError(
-            f"{info.path}: {info.name} {list(info.shape)} is {CODES}, which only matrices named "
-            "X.weight may be; get the checkpoint anew"
+            f"{info.path}: {info.name} {list(info.shape)} is {CODES}, which only matrices of "
+            f"decoder layers and the LM head may be; {INSTEAD}"
         )
     scale = tensors.get(f"{module}.{declared.scale_suffix}")
     if scale is None:

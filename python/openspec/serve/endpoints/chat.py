@@ -229,4 +229,7 @@ def _check(body: ChatCompletionRequest) -> None:
         raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
     if body.echo:
         raise RequestError("echo is not supported for chat.", "echo")
+    last = body.messages[-1]
+    if last.role == "assistant" and (last.prefix or last.partial):
+        body.continue_final_message = True
     chosen_tools(body)

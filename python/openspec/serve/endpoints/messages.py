@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, NoReturn
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openspec.grammar.json_text import spelled
 from openspec.serve.generation.answer import Answer, unless_gone
 from openspec.serve.generation.body import received_json, received_request
 from openspec.serve.generation.chat_prompt import ChatJob, chat_job, render_chat
@@ -188,12 +189,19 @@ def named(kind: str, **fields: object) -> bytes:
 
 
 def _input(text: str) -> dict[str, object]:
+    """Arguments as an object, whose numbers stay as they are spelled."""
+    if not text.strip():
+        return {}
     try:
-        value: object = json.loads(text) if text.strip() else {}
+        value: object = json.loads(text, parse_float=spelled, parse_constant=_no_constant)
         encode(value)  # an escape that is half a character cannot be sent
     except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {RAW_INPUT: text}
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 class _Answer(Answer):

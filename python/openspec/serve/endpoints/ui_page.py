@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from starlette.responses import Response
 from openspec.serve.generation.context import ServerContext
 
 FOLDER = Path(__file__).parents[1] / "ui"
-_NAMES = ("api", "words", "tokens", "markdown", "tree", "panel", "race", "main")
+_NAMES = ("api", "words", "tokens", "markdown", "tree", "panel", "race", "chats", "main")
 SCRIPTS = tuple(f"{name}.js" for name in _NAMES)
 
 
@@ -26,9 +27,9 @@ async def ui(_: ServerContext, __: Request) -> Response:
 @cache
 def _page() -> tuple[bytes, dict[str, str]]:
     """The page, and a policy under which nothing but its own style and script runs."""
-    style = _compact((FOLDER / "style.css").read_text("utf-8"))
-    script = _compact("".join((FOLDER / name).read_text("utf-8") for name in SCRIPTS))
-    page = (FOLDER / "page.html").read_text("utf-8")
+    style = _compact_style((FOLDER / "style.css").read_text("utf-8"))
+    script = _compact_script("".join((FOLDER / name).read_text("utf-8") for name in SCRIPTS))
+    page = _compact((FOLDER / "page.html").read_text("utf-8"))
     page = page.replace("/*STYLE*/", style).replace("/*SCRIPT*/", script)
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
@@ -48,6 +49,18 @@ def _compact(text: str) -> str:
     """Without indentation and lines of comment; no text in the files spans lines."""
     lines = (line.strip() for line in text.splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("//"))
+
+
+def _compact_style(text: str) -> str:
+    """Without comments, and without white space that separates nothing."""
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    return re.sub(r"\s*([{};,>])\s*|(?<=:)\s+", r"\1", text).strip().replace(";}", "}")
+
+
+def _compact_script(text: str) -> str:
+    """Without white space round operators, but for texts in double quotes."""
+    pattern = r'("(?:\\.|[^"\\\n])*")| (===?|!==|[-+]?=|=>|&&|\|\||[?:]) '
+    return re.sub(pattern, r"\1\2", _compact(text))
 
 
 def _hash(text: str) -> str:

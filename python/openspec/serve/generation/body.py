@@ -253,6 +253,18 @@ _UNSUPPORTED = {
     **_fields("thinking_budget"),
     **_fields("reasoning_budget", -1),
     **_fields("reasoning_format", "auto", "deepseek", "parsed"),
+    **_fields("data_sources lora", []),
+    **_fields("extra_body options parameters sampling_params vllm_xargs", {}),
+    **_fields("disable_thinking enable_search watermark", False),
+    **_fields("detokenize do_sample parse_tool_calls", True),
+    **_fields("n_probs min_keep", 0),
+    **_fields("tfs_z", 1),
+    **_fields("top_n_sigma", -1, 0),
+    **_fields(
+        "adapter_id format generation_config guided_decoding max_reasoning_tokens "
+        "max_thinking_tokens prompt_mode random_seed search_parameters structured_output "
+        "template_kwargs thinking_config"
+    ),
 }
 _UNSUPPORTED_BY_MODEL = {
     CompletionRequest: {
@@ -270,7 +282,8 @@ _UNSUPPORTED_BY_MODEL = {
         **_fields("suffix", ""),
     },
     ResponsesRequest: {
-        **_fields("context_management conversation max_tool_calls max_tokens"),
+        **_fields("conversation max_tool_calls max_tokens reasoning_effort"),
+        **_fields("context_management", []),
         **_fields("max_completion_tokens messages moderation prompt"),
         **_fields("response_format", {"type": "text"}),
         **_fields("logprobs echo", False),

@@ -23,14 +23,15 @@ from openspec.serve.generation.job import (
     sampling_params,
     truncated,
 )
-from openspec.serve.generation.structured import encoded_chat_demand
+from openspec.serve.generation.structured import encoded_chat_demand, must_call
 from openspec.serve.shapes.chat import (
-    TEXT_PARTS,
+    THOUGHT_PARTS,
     ChatCompletionRequest,
     ChatMessage,
     GenerationFields,
     TokenizeRequest,
     Tool,
+    ToolCall,
 )
 from openspec.text.chat_template import TEMPLATE_REFUSES, THINKING_KWARGS, Segment
 from openspec.text.json_reader import MAX_VALUES, TOO_MANY_VALUES, NotJson, num_values, read_json
@@ -41,6 +42,9 @@ from openspec.text.parsers.pieces import THINK_CLOSE, THINK_OPEN
 from openspec.text.parsers.reasoning import thinking_of
 from openspec.text.tokenizer import Tokenizer
 from openspec.text.worker import to_json
+
+_ROLES = {"developer": "system", "function": "tool"}
+"""Templates know the other names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,8 @@ async def chat_job(
     if limit is None:
         limit = context.config.default_max_tokens
     max_tokens = fits if limit is None else min(limit, fits)
+    if must_call(chat_request):
+        body.stop = None  # the grammar ends the call, and its tags are no text of the answer
     sampling = await pool.run(
         num_bytes,
         lambda: sampling_params(
@@ -305,14 +311,21 @@ def _no_way_on() -> RequestError:
 
 def _message(message: ChatMessage, arguments: _Arguments) -> dict[str, JsonValue]:
     result: dict[str, JsonValue] = {
-        "role": "system" if message.role == "developer" else message.role,
+        "role": _ROLES.get(message.role, message.role),
         "content": _content(message),
     }
+    parts = message.content if isinstance(message.content, list) else []
+    thoughts = [part.thinking for part in parts if part.type in THOUGHT_PARTS and part.thinking]
+    if thoughts:
+        result["reasoning_content"] = "".join(thoughts)
     for key in ("name", "tool_call_id", "reasoning_content", "reasoning"):
         value = message.__dict__[key]
         if value is not None:
             result[key] = value
-    if message.tool_calls:
+    calls = message.tool_calls
+    if not calls and message.function_call is not None:
+        calls = [ToolCall(function=message.function_call)]
+    if calls:
         result["tool_calls"] = [
             {
                 "id": call.id,
@@ -322,22 +335,24 @@ def _message(message: ChatMessage, arguments: _Arguments) -> dict[str, JsonValue
                     "arguments": arguments.read(call.function.arguments),
                 },
             }
-            for call in message.tool_calls
+            for call in calls
         ]
     return result
 
 
 def _content(message: ChatMessage) -> str:
     if message.content is None:
-        if message.role in ("assistant", "tool"):
+        if message.role in ("assistant", "tool", "function"):
             return message.refusal or ""
         raise RequestError("messages: content is missing.", "messages")
     if isinstance(message.content, str):
         return message.content
     texts = []
     for part in message.content:
-        text = part.refusal if part.type == "refusal" else part.text
-        if part.type not in TEXT_PARTS or text is None:
+        if message.role == "assistant" and part.type in THOUGHT_PARTS:
+            continue
+        text = part.said()
+        if text is None:
             raise RequestError(
                 "messages: only text content is supported; a part must be "
                 '{"type": "text", "text": ...}.',

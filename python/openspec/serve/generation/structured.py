@@ -32,6 +32,14 @@ OTHER_NAMES = {
 }
 """Older names of vLLM's and names of SGLang's, each with its key in `structured_outputs`."""
 
+_BESIDE_TYPE = {
+    "schema": "an object",
+    "name": "a text of at most 256 characters",
+    "description": "a text",
+    "strict": "true or false",
+}
+"""What may stand beside the type of a form of JSON."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -98,29 +106,39 @@ def _structured(fields: object, param: str) -> StructuredOutputs:
 
 
 def _of_response_format(given: ResponseFormat, param: str) -> Wanted:
-    inner = given.json_schema or _beside_type(given, param)
-    if given.type == "json_object" and inner.schema_ is None:
-        return Wanted(StructuredOutputs(json_object=True), param)
     if given.type == "structural_tag":
         return Wanted(_structured({"structural_tag": given.model_extra}, param), param)
     if given.type not in ("json_schema", "json_object"):
         raise RequestError(
             f"{param}: type {given.type[:64]!r} is not supported; known are text, json_object, "
-            "json_schema and structural_tag",
+            "json_schema and structural_tag; structured_outputs takes a regex, a choice or a "
+            "grammar",
             param,
         )
+    inner = _schema_of(given, param)
+    if given.type == "json_object" and inner.schema_ is None:
+        return Wanted(StructuredOutputs(json_object=True), param)
     if inner.schema_ is None:
         where = "json_schema.schema" if param == "response_format" else "schema"
         raise RequestError(f"{param}: {where} is missing", param)
     return Wanted(StructuredOutputs(json=inner.schema_), param, bool(inner.strict))
 
 
-def _beside_type(given: ResponseFormat, param: str) -> JsonSchemaFormat:
-    """A schema that stands beside the type, as llama.cpp, Together and Fireworks take it."""
+def _schema_of(given: ResponseFormat, param: str) -> JsonSchemaFormat:
+    """A schema in an object of its own, or beside the type as Responses and llama.cpp have it."""
+    beside = {key: value for key, value in (given.model_extra or {}).items() if value is not None}
+    if unknown := beside.keys() - _BESIDE_TYPE:
+        known = ", ".join(_BESIDE_TYPE)
+        raise RequestError(f"{param}: unknown key {min(unknown)[:64]!r}; known are {known}", param)
+    if given.json_schema is not None:
+        if "schema" in beside:
+            raise RequestError(f"{param}: send schema or json_schema, not both", param)
+        return given.json_schema
     try:
-        return JsonSchemaFormat.model_validate(given.model_extra or {})
-    except ValidationError:
-        raise RequestError(f"{param}: schema must be an object", param) from None
+        return JsonSchemaFormat.model_validate(beside)
+    except ValidationError as error:
+        name = error.errors()[0]["loc"][0]
+        raise RequestError(f"{param}: {name} must be {_BESIDE_TYPE[str(name)]}", param) from None
 
 
 def chosen_tools(chat: ChatCompletionRequest) -> tuple[str, list[Tool]]:
@@ -138,7 +156,9 @@ def chosen_tools(chat: ChatCompletionRequest) -> tuple[str, list[Tool]]:
         raise RequestError("tools: two have the same name.", "tools")
     for name in names or ():
         if name not in known:
-            raise RequestError(f"tool_choice: no tool is called {name[:100]!r}.", "tool_choice")
+            raise RequestError(
+                f"tool_choice: no usable tool is called {name[:100]!r}.", "tool_choice"
+            )
     if names is not None:
         tools = [known[name] for name in dict.fromkeys(names)]
     if choice == "required" and not tools:
@@ -148,6 +168,15 @@ def chosen_tools(chat: ChatCompletionRequest) -> tuple[str, list[Tool]]:
             "tool_choice",
         )
     return choice, tools
+
+
+def must_call(chat: ChatCompletionRequest) -> bool:
+    """Whether a call must come.
+
+    Raises:
+        RequestError: as `chosen_tools`.
+    """
+    return chosen_tools(chat)[0] in ("required", "named")
 
 
 def _choice(wanted: str | dict[str, object] | None) -> tuple[str, list[str] | None]:
@@ -234,8 +263,8 @@ def encoded_chat_demand(
         wanted = Wanted(None, wanted.param)
     if chat.continue_final_message and thinking is None and wanted.content is not None:
         raise RequestError(
-            f"{wanted.param} and continue_final_message exclude each other: the answer would go on "
-            "with a text that no grammar made",
+            f"{wanted.param} and an assistant's last message with which the answer goes on exclude "
+            "each other: no grammar made that text",
             wanted.param,
         )
     demand = chat_demand(context.answer_form, thinking, wanted.content, calls, wanted.strict)

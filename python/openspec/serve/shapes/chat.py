@@ -15,7 +15,7 @@ MAX_SEQUENCES = 1024
 MAX_MESSAGES = 4096
 MAX_CHOSEN_NAME_CHARS = 256
 
-Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
+Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 WHOLE = BeforeValidator(
     lambda given: int(given) if isinstance(given, float) and given.is_integer() else given
@@ -168,6 +168,8 @@ class CompletionRequest(GenerationFields):
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 """Types of parts that are text: those of every API, for a conversation that began elsewhere."""
+THOUGHT_PARTS = ("thinking", "redacted_thinking")
+"""Types of parts of an assistant's message that are thinking; the last can be read by no one."""
 
 
 class TextPart(Model):
@@ -177,6 +179,13 @@ class TextPart(Model):
     text: str | None = None
     refusal: str | None = None
     """The text of a part of that type."""
+    thinking: str | None = None
+    """The same."""
+
+    def said(self) -> str | None:
+        """Its text; None where it is no text."""
+        text = self.refusal if self.type == "refusal" else self.text
+        return text if self.type in TEXT_PARTS else None
 
 
 Content: TypeAlias = str | Annotated[list[TextPart], Field(fail_fast=True)]
@@ -206,9 +215,15 @@ class ChatMessage(Model):
     """Read where an assistant's message has no content."""
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    function_call: FunctionCall | None = None
+    """Older form of one of `tool_calls`, whose result has the role `function`."""
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    prefix: bool | None = None
+    """Of the last message: the answer goes on with it, by Mistral's and DeepSeek's name."""
+    partial: bool | None = None
+    """The same by Moonshot's and Qwen's."""
 
 
 class FunctionDefinition(Model):

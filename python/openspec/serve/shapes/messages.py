@@ -31,12 +31,9 @@ BILLING = "x-anthropic-billing-header"
 """Begins a line that Claude Code puts first and changes every time: no prefix would be cached."""
 
 
-class ContentBlock(Model):
+class ContentBlock(TextPart):
     """A part of a message: text, thinking, a call of a tool, or its result."""
 
-    type: str
-    text: str | None = None
-    thinking: str | None = None
     id: str | None = None
     name: str | None = None
     input: dict[str, object] | None = None
@@ -274,9 +271,10 @@ def _add_to_answer(answer: Parts, block: ContentBlock) -> None:
         answer.texts.append(_text(block, "messages"))
 
 
-def _text(block: TextPart | ContentBlock, where: str) -> str:
-    if block.type != "text" or block.text is None:
+def _text(block: TextPart, where: str) -> str:
+    text = block.said()
+    if text is None:
         raise RequestError(
             f"{where}: blocks of type {block.type[:64]!r} are not supported here, only text.", where
         )
-    return block.text
+    return text

@@ -10,16 +10,14 @@ from pydantic import ConfigDict, Field
 from openspec.errors import RequestError
 from openspec.serve.shapes.chat import (
     MAX_MESSAGES,
-    TEXT_PARTS,
     WHOLE,
     ChatCompletionRequest,
     ChatMessage,
     Content,
-    Effort,
     FunctionCall,
     GenerationFields,
-    JsonSchemaFormat,
     Model,
+    ReasoningField,
     ResponseFormat,
     TextPart,
     Tool,
@@ -28,7 +26,7 @@ from openspec.serve.shapes.chat import (
 )
 from openspec.serve.shapes.joined import Parts, joined
 
-_TEXT_PARTS = (*TEXT_PARTS, "reasoning_text", "summary_text")
+_THOUGHTS = ("reasoning_text", "summary_text")
 
 
 class InputItem(Model):
@@ -60,24 +58,17 @@ class ResponseTool(Model):
     strict: bool | None = None
 
 
-class ReasoningOptions(Model):
-    """How much to think."""
+class ReasoningOptions(ReasoningField):
+    """Whether to think."""
 
-    effort: Effort | None = None
     summary: str | None = None
     """Accepted; answers carry the thinking itself."""
 
 
-class TextFormat(JsonSchemaFormat):
-    """The form of the text: text, json_object, or json_schema with its fields beside the type."""
-
-    type: str
-
-
 class TextOptions(Model):
-    """The form of the text."""
+    """The form of the text, with a schema beside its type."""
 
-    format: TextFormat | None = None
+    format: ResponseFormat | None = None
 
 
 class ResponsesRequest(GenerationFields):
@@ -109,8 +100,19 @@ class ResponsesRequest(GenerationFields):
     """Not supported."""
 
 
-INCLUDES = ("reasoning.encrypted_content",)
-"""What may be asked for in `include`: thinking is in the answer anyway, and not encrypted."""
+INCLUDES = (
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+"""What may be asked for in `include`: thinking is in the answer anyway, and not encrypted.
+
+The others are parts of items that no answer has, since the tools that make them are skipped.
+"""
 
 
 def check(body: ResponsesRequest) -> None:
@@ -121,6 +123,8 @@ def check(body: ResponsesRequest) -> None:
     """
     if body.background:
         raise RequestError("background is not supported.", "background")
+    if body.reasoning is not None and body.reasoning.exclude:
+        raise RequestError("reasoning.exclude is not supported for responses.", "reasoning")
     refuse_choices(body, "responses")
     check_include(body.include or ())
 
@@ -196,14 +200,13 @@ def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
     Raises:
         RequestError: naming an item, a part or a tool that this server cannot take.
     """
-    effort = body.reasoning.effort if body.reasoning is not None else None
     return ChatCompletionRequest.model_construct(
         messages=_messages(body),
         tools=functions(body),
-        tool_choice=body.tool_choice,
+        tool_choice=_tool_choice(body),
         parallel_tool_calls=body.parallel_tool_calls,
-        response_format=_response_format(body.text.format if body.text is not None else None),
-        reasoning_effort=effort,
+        response_format=body.text.format if body.text is not None else None,
+        reasoning=body.reasoning,
         chat_template_kwargs=body.chat_template_kwargs,
     )
 
@@ -224,16 +227,16 @@ def functions(body: ResponsesRequest) -> list[Tool] | None:
     return result or None
 
 
-def _response_format(given: TextFormat | None) -> ResponseFormat | None:
-    """text.format as /v1/chat/completions has it, with the schema in an object of its own."""
-    if given is None:
-        return None
-    schema = JsonSchemaFormat.model_construct(
-        name=given.name, schema_=given.schema_, strict=given.strict
-    )
-    return ResponseFormat.model_construct(
-        type=given.type, json_schema=schema if given.type != "text" else None
-    )
+def _tool_choice(body: ResponsesRequest) -> str | dict[str, object] | None:
+    """The choice; of `allowed_tools` those are skipped that are skipped in `tools`."""
+    choice = body.tool_choice
+    listed = choice.get("tools") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(listed, list):
+        return choice
+    skipped = skipped_types(body)
+    kept = [one for one in listed if not isinstance(one, dict) or one.get("type") not in skipped]
+    is_text = listed and not kept and choice.get("mode") == "auto"
+    return "none" if is_text else {**choice, "tools": kept}
 
 
 def skipped_types(body: ResponsesRequest) -> set[str]:
@@ -309,8 +312,8 @@ def _text(content: Content | None, where: str) -> str:
         return content
     texts = []
     for part in content:
-        text = part.refusal if part.type == "refusal" else part.text
-        if part.type not in _TEXT_PARTS or text is None:
+        text = part.text if part.type in _THOUGHTS else part.said()
+        if text is None:
             raise RequestError(
                 f"input: parts of type {part.type[:64]!r} are not supported, only text.", "input"
             )

@@ -393,4 +393,5 @@ def overloaded(
 
 def not_found() -> ApiError:
     """404."""
-    return ApiError(404, "Not Found", kind="not_found_error")
+    message = "There is no such path: / lists those that there are, and both APIs begin with /v1."
+    return ApiError(404, message, kind="not_found_error")

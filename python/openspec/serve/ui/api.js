@@ -11,14 +11,34 @@ function make(tag, className, text) {
   return element;
 }
 
+function button(name, act) {
+  const one = make("button", "plain", name);
+  one.type = "button";
+  one.addEventListener("click", act);
+  return one;
+}
+
+function onClick(id, act) {
+  $(id).addEventListener("click", act);
+}
+
+/// What this tab remembers until it is closed.
+function remembered(name) {
+  try { return sessionStorage.getItem(name) || ""; } catch { return ""; }
+}
+
+/// Whether the browser lets the tab remember it.
+function remember(name, value) {
+  try { if (value) sessionStorage.setItem(name, value); else sessionStorage.removeItem(name); } catch { return false; }
+  return true;
+}
+
 function storedKey() {
-  try { return sessionStorage.getItem(KEY_NAME) || ""; } catch { return ""; }
+  return remembered(KEY_NAME);
 }
 
 function storeKey(key) {
-  try {
-    if (key) sessionStorage.setItem(KEY_NAME, key); else sessionStorage.removeItem(KEY_NAME);
-  } catch { note("This browser keeps no key; it is asked for at each visit."); }
+  if (!remember(KEY_NAME, key)) note("This browser keeps no key; it is asked for at each visit.");
 }
 
 function headers() {
@@ -142,9 +162,14 @@ async function record(run, signal, onStep) {
 function checkedRuns(text) {
   const saved = JSON.parse(text);
   if (saved.format !== "openspec-run-1" || !Array.isArray(saved.turns)) throw new Error("This is no saved run.");
+  checkedTurns(saved.turns);
+  return saved;
+}
+
+function checkedTurns(turns) {
   const isList = (value, type) => Array.isArray(value) && value.every((one) => typeof one === type);
-  for (const turn of saved.turns) {
-    if (typeof turn.asked !== "string" || !Array.isArray(turn.runs)) throw new Error("A turn is broken.");
+  for (const turn of turns) {
+    if (typeof turn.asked !== "string" || !Array.isArray(turn.runs) || !turn.runs.length) throw new Error("A turn is broken.");
     for (const run of turn.runs) {
       run.content ??= "";
       run.thinking ??= "";
@@ -163,5 +188,5 @@ function checkedRuns(text) {
       }
     }
   }
-  return saved;
+  return turns;
 }

@@ -7,7 +7,7 @@ const EXAMPLES = {
 };
 EXAMPLES.race = EXAMPLES.chat;
 
-const page = { mode: "chat", info: null, turns: { chat: [], completion: [], race: [] }, open: [], stop: null };
+const page = { mode: "chat", info: null, turns: { chat: [], completion: [], race: [] }, chat: null, current: null, open: [], stop: null };
 
 function note(text) {
   $("note").textContent = text;
@@ -39,6 +39,11 @@ function plan(prompt, speculative) {
   return { path: PATHS[mode], body: requestOf(mode, prompt, history, settings(), speculative) };
 }
 
+function isIdle() {
+  if (page.stop) note("An answer is under way.");
+  return !page.stop;
+}
+
 function setBusy(isBusy) {
   $("send").textContent = isBusy ? "Stop" : "Send";
   $("stage").setAttribute("aria-busy", isBusy);
@@ -50,6 +55,7 @@ function setMode(mode) {
     button.setAttribute("aria-checked", button.dataset.mode === mode);
     button.tabIndex = button.dataset.mode === mode ? 0 : -1;
   }
+  $("clear").textContent = mode === "chat" ? "New" : "Clear";
   $("prompt").placeholder = mode === "completion" ? "Text to go on from" : "Ask something";
   setClasses();
   show();
@@ -75,10 +81,8 @@ function show() {
   $("race").hidden = page.mode !== "race" || !turns.length;
   $("empty").hidden = turns.length > 0;
   $("examples").replaceChildren(...EXAMPLES[page.mode].map((text) => {
-    const button = make("button", "", text.split("\n")[0].replace(/:$/, ""));
-    button.type = "button";
-    button.addEventListener("click", () => { $("prompt").value = text; fit(); $("form").requestSubmit(); });
-    return button;
+    const name = text.split("\n")[0].replace(/:$/, "");
+    return button(name, () => { $("prompt").value = text; fit(); $("form").requestSubmit(); });
   }));
   if (page.mode === "race") {
     if (turns.length) showRace(turns[turns.length - 1]);
@@ -106,10 +110,13 @@ function questionOf(text) {
   return question;
 }
 
-/// Puts a turn at the end of the log: its question, its answer as tokens and as text, and what belongs to it.
+/// Puts a turn at the end of the log: its question, its answer as tokens and as text, and what belongs to it. Where no
+/// steps are kept, the text stands for them.
 function openTurn(turn) {
   const [run] = turn.runs;
   const root = make("div", "turn"), answer = make("div", "answer"), prose = make("div", "prose"), meta = make("div", "meta");
+  const isBare = !run.steps.length && Boolean(run.content || run.thinking);
+  root.classList.toggle("bare", isBare);
   root.append(questionOf(turn.asked), answer, prose, meta);
   $("log").append(root);
   const view = new TokenView(answer, showStep);
@@ -122,7 +129,7 @@ function openTurn(turn) {
     prose.replaceChildren(...(run.thinking ? [thought] : []), markdown(run.content));
     next = performance.now() + 5 * (performance.now() - began) + 50; // a long text leaves room for all else
   };
-  const refresh = (isLast) => { if (document.body.classList.contains("text") && (isLast || performance.now() > next)) write(); };
+  const refresh = (isLast) => { if ((isBare || document.body.classList.contains("text")) && (isLast || performance.now() > next)) write(); };
   const close = () => { refresh(true); fillMeta(meta, turn); };
   const open = { root, view, write, refresh, close };
   page.open.push(open);
@@ -133,13 +140,7 @@ function fillMeta(meta, turn) {
   const [run] = turn.runs, all = totals(run.steps);
   const length = all.drafts ? ` \u00b7 ${(1 + all.accepted / all.drafts).toFixed(2)} tokens a drafted step` : "";
   const end = { stopped: " \u00b7 stopped", length: " \u00b7 cut at the longest answer" }[run.finish] || "";
-  const figures = run.steps.length ? `${short(all.tokens)} tokens in ${short(run.steps.length)} steps \u00b7 ${duration(run.seconds)} \u00b7 ${short(rateOf(run.steps))} tokens a second${length}${end}` : "No tokens" + end;
-  const button = (name, act) => {
-    const one = make("button", "plain", name);
-    one.type = "button";
-    one.addEventListener("click", act);
-    return one;
-  };
+  const figures = run.steps.length ? `${short(all.tokens)} tokens in ${short(run.steps.length)} steps \u00b7 ${duration(run.seconds)} \u00b7 ${short(rateOf(run.steps))} tokens a second${length}${end}` : (run.content ? "Its steps are not kept" : "No tokens") + end;
   meta.replaceChildren(make("span", "", figures), button("Copy", () => copy(run.content, "Copied the answer.")),
     button("Again", () => again(turn)), button("Edit", () => edit(turn)));
 }
@@ -152,7 +153,7 @@ function takeOut(turn) {
 }
 
 function again(turn) {
-  if (page.stop) return;
+  if (!isIdle()) return;
   // With the same seed the answer would be the same.
   if ($("temperature").valueAsNumber > 0 && Number.isFinite($("seed").valueAsNumber)) {
     $("seed").value = $("seed").valueAsNumber + 1;
@@ -163,7 +164,7 @@ function again(turn) {
 }
 
 function edit(turn) {
-  if (page.stop) return;
+  if (!isIdle()) return;
   takeOut(turn);
   $("prompt").value = turn.asked;
   fit();
@@ -186,6 +187,7 @@ async function ask(prompt) {
   clearStep();
   showNumbers([]);
   const { root, view, close, refresh } = openTurn(turn);
+  page.current = page.mode === "chat" ? turn : null;
   view.root.classList.add("cursor");
   $("stage").scrollTop = $("stage").scrollHeight;
   let shown = 0, follows = true;
@@ -200,10 +202,12 @@ async function ask(prompt) {
     await record(run, page.stop.signal, (step) => view.add(step));
     page.turns[page.mode].push(turn);
     close();
+    if (page.mode === "chat") keepChat();
   } catch (error) {
     fail(error, root);
     if (!$("prompt").value) { $("prompt").value = prompt; fit(); }
   } finally {
+    page.current = null;
     $("stage").removeEventListener("scroll", onScroll);
     view.root.classList.remove("cursor");
     showNumbers(view.steps);
@@ -238,7 +242,8 @@ async function send(prompt) {
 
 async function copyCurl() {
   const turns = page.turns[page.mode];
-  const { path, body } = $("prompt").value || !turns.length ? plan($("prompt").value || "Hello") : turns[turns.length - 1].runs[0];
+  const last = turns.at(-1)?.runs[0];
+  const { path, body } = $("prompt").value || !last?.body ? plan($("prompt").value || "Hello") : last;
   await copy(curlOf(path, body), "Copied, without the key.");
 }
 
@@ -246,6 +251,7 @@ function save() {
   const turns = page.turns[page.mode];
   if (!turns.length) { note("There is no run yet."); return; }
   const saved = { format: "openspec-run-1", mode: page.mode, server: page.info, turns };
+  if (page.mode === "chat") saved.title = page.chat.title;
   const url = URL.createObjectURL(new Blob([JSON.stringify(saved)], { type: "application/json" }));
   const link = make("a");
   link.href = url;
@@ -255,13 +261,16 @@ function save() {
 }
 
 async function load(file) {
+  if (!isIdle()) return;
   try {
     const saved = checkedRuns(await file.text());
     const mode = EXAMPLES[saved.mode] ? saved.mode : "chat";
     if (mode === "race" && saved.turns.some((turn) => turn.runs.length !== 2)) throw new Error("A side is missing.");
+    if (mode === "chat") newChat(typeof saved.title === "string" ? saved.title : "");
     page.turns[mode] = saved.turns;
     setMode(mode);
     note("Opened " + visible(file.name));
+    if (mode === "chat") keepChat();
   } catch (error) {
     note("This file cannot be opened: " + visible(error.message).slice(0, 80));
   }
@@ -317,8 +326,8 @@ function start() {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   setTheme(dark.matches ? "dark" : "light");
   dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
-  $("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
-  $("modes").addEventListener("click", (event) => { if (event.target.dataset.mode && !page.stop) setMode(event.target.dataset.mode); });
+  onClick("theme", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+  onClick("modes", (event) => { if (event.target.dataset.mode && !page.stop) setMode(event.target.dataset.mode); });
   $("modes").addEventListener("keydown", (event) => {
     const move = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (!move || page.stop) return;
@@ -334,18 +343,22 @@ function start() {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("form").requestSubmit(); }
   });
   for (const name of ["show-steps", "as-text"]) $(name).addEventListener("change", setClasses);
-  $("more").addEventListener("click", () => {
+  onClick("more", () => {
     $("settings").hidden = !$("settings").hidden;
     $("more").setAttribute("aria-expanded", !$("settings").hidden);
   });
-  $("step-close").addEventListener("click", closeStep);
+  onClick("step-close", closeStep);
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") closeStep(); });
-  $("curl").addEventListener("click", copyCurl);
-  $("save").addEventListener("click", save);
-  $("open").addEventListener("click", () => $("file").click());
+  onClick("curl", copyCurl);
+  onClick("save", save);
+  onClick("open", () => $("file").click());
   $("file").addEventListener("change", () => { if ($("file").files[0]) load($("file").files[0]); $("file").value = ""; });
-  $("clear").addEventListener("click", () => { if (page.stop) return; page.turns[page.mode] = []; show(); });
-  $("key").addEventListener("click", () => $("key-dialog").showModal());
+  onClick("clear", () => {
+    if (!isIdle()) return;
+    if (page.mode === "chat") newChat(); else page.turns[page.mode] = [];
+    show();
+  });
+  onClick("key", () => $("key-dialog").showModal());
   $("key-dialog").addEventListener("close", () => {
     const choice = $("key-dialog").returnValue;
     if (choice === "save" && $("key-input").value) storeKey($("key-input").value.trim());
@@ -357,7 +370,7 @@ function start() {
   startPlayer();
   explainWords();
   drawLegend();
-  setMode("chat");
+  startChats();
   connect();
   new LivePanel();
 }

@@ -130,7 +130,7 @@ function play(from) {
 
 function startPlayer() {
   const longest = () => Math.max(...lastRace().runs.map((run) => run.seconds));
-  $("play").addEventListener("click", () => {
+  onClick("play", () => {
     if (!lastRace()) return;
     if ($("play").textContent !== "\u25b6") { lanes.replay += 1; return; }
     const at = Number($("scrub").value) / 1000;

@@ -38,14 +38,20 @@ const WORDS = {
 
 /// A word with its explanation.
 function word(name, text = name) {
-  const element = make("span", "word", text);
+  const element = make("span", "", text);
   element.dataset.word = name;
+  return explained(element);
+}
+
+function explained(element) {
+  element.classList.add("word");
   element.tabIndex = 0;
   return element;
 }
 
 /// Shows the explanation of the word that is pointed at or focused, next to it.
 function explainWords() {
+  document.querySelectorAll("[data-word]").forEach(explained);
   const tip = $("tip");
   const hide = () => { tip.hidden = true; };
   const show = (event) => {

@@ -146,10 +146,23 @@ def _rule(tool: ToolDemand, budget: Budget) -> CallRule:
     try:
         if tool.strict:
             check_strict(schema)
-        arguments = enforceable(schema, budget)
+        arguments = enforceable(_of_objects(schema), budget)
         return CallRule(tool.name, value_types(schema), arguments, tool.lenient)
     except RequestError as error:
         if tool.lenient:
             return CallRule(tool.name, NO_TYPES, ANY_OBJECT)
         hint = "" if tool.strict else "; or send strict: false, which then allows any JSON object"
         raise RequestError(f"{tool.name[:100]}: {error}{hint}", TOOLS) from None
+
+
+def _of_objects(schema: JsonValue) -> JsonValue:
+    """The part of a schema that allows objects alone: arguments are always one."""
+    if not isinstance(schema, dict):
+        return schema
+    given = schema.get("type")
+    names = ["object"] if given is None else [given] if isinstance(given, str) else given
+    if not isinstance(names, list):
+        return schema
+    if "object" not in names:
+        raise RequestError("#/type: the arguments of a call are an object; it must be 'object'")
+    return {**schema, "type": "object", "nullable": None}

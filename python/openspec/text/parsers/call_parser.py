@@ -38,9 +38,11 @@ class CallParser(ABC):
         self._is_after_call = False
         self._steps = self.parse()
 
-    def push(self, text: str, is_last: bool = False, is_cut: bool = False) -> list[Piece]:
-        """What is certain after one more piece of text; arguments as of `MessageParser.push`."""
-        self.reader.feed(text, is_last, is_cut)
+    def push(
+        self, text: str, is_last: bool = False, is_cut: bool = False, is_stopped: bool = False
+    ) -> list[Piece]:
+        """What is certain after one more piece of text; arguments as of `Reader.feed`."""
+        self.reader.feed(text, is_last, is_cut, is_stopped)
         next(self._steps, None)
         if is_last:
             self.end()

@@ -163,7 +163,8 @@ class MessageParser:
         """The pieces that the next text of the answer, spelt by `token_ids`, completes.
 
         What is left of a tag is text, unless `finish_reason` says that a limit cut the answer.
-        `stop`: what of the client's ended it, perhaps within a call.
+        `stop`: what of the client's ended it, perhaps within a call. What that leaves of a call
+        without a name is no text either.
         """
         is_cut = finish_reason in CUT_REASONS
         self._tokens.push(token_ids)
@@ -175,7 +176,8 @@ class MessageParser:
         if self._calls is None:
             return [*pieces, Content(text)] if text else pieces
         if text or is_last:
-            pieces += filter(self._is_wanted, self._calls.push(text, is_last, is_cut))
+            found = self._calls.push(text, is_last, is_cut, is_last and stop is not None)
+            pieces += filter(self._is_wanted, found)
         for at, piece in enumerate(pieces):
             if isinstance(piece, CallStart):
                 self._arguments.clear()

@@ -30,22 +30,27 @@ class Reader:
         self._text = ""
         self._at = 0
         self._mark: int | None = None
-        self._is_over = self._is_cut = False
+        self._is_over = self._is_cut = self._is_stopped = False
         self.ran_out = False
         """Whether the end of the text decided something since the last mark."""
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether that was the end of a text that a limit cut."""
-        return self.ran_out and self._is_cut
+        """Whether that was the end of a text that the model did not end itself."""
+        return self.ran_out and (self._is_cut or self._is_stopped)
 
-    def feed(self, text: str, is_last: bool, is_cut: bool = False) -> None:
-        """More text; with `is_last` there comes no more, with `is_cut` since a limit cut it."""
+    def feed(
+        self, text: str, is_last: bool, is_cut: bool = False, is_stopped: bool = False
+    ) -> None:
+        """More text; with `is_last` there comes no more.
+
+        That is so since a limit cut it (`is_cut`), or since a stop string followed (`is_stopped`).
+        """
         kept = self._at if self._mark is None else self._mark
         self._text = self._text[kept:] + text
         self._at -= kept
         self._mark = None if self._mark is None else 0
-        self._is_over, self._is_cut = is_last, is_cut
+        self._is_over, self._is_cut, self._is_stopped = is_last, is_cut, is_stopped
 
     def mark(self, num_back: int = 0) -> None:
         """Keeps the text from here on, or from so many characters before."""

@@ -120,17 +120,17 @@ class XmlParser(CallParser):
 
 
 def _typed(text: str, types: frozenset[str]) -> str:
-    """A value as JSON, of one of the types; text where it is of none."""
-    value: object = text
-    bare = text.strip()
-    if "string" not in types or bare == "null":
-        lowered = bare.lower()
+    """A value as JSON of one of the types, as it is spelled; text where it is of none."""
+    spelled = text.strip()
+    if "string" not in types or spelled == "null":
+        lowered = spelled.lower()
+        spelled = lowered if lowered in ("true", "false", "null") else spelled
         try:
-            found: object = json.loads(lowered if lowered in ("true", "false", "null") else bare)
+            found: object = json.loads(spelled)
             json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
         except (ValueError, RecursionError):
             found = text
         kind = kind_of(found)
-        if kind in types or (kind == "integer" and "number" in types):
-            value = found
-    return json.dumps(value, ensure_ascii=False)
+        if kind != "string" and (kind in types or (kind == "integer" and "number" in types)):
+            return spelled
+    return json.dumps(text, ensure_ascii=False)
