@@ -1,13 +1,14 @@
 // Times ordered sums on two devices of one process: a product whose splits are shared out, sent to
-// both inboxes and taken by the norm. 72 of them in a graph that both devices replay, a thread for
-// each. Printed is what they take beyond the same product and norm without the other device.
+// both inboxes and taken by the norm. Graphs of them that both devices replay, a thread for each.
+// Printed is what they take beyond the same product and norm without the other device, and the
+// floor: the bytes that the busier device receives, at the rate of plain stores both ways.
 //
 //   cmake --build build --target bench_cuda_exchange
 //   build/csrc/kernels/bench_cuda_exchange [--json FILE]
 //   build/csrc/kernels/bench_cuda_exchange --soak N
 //
-// The soak replays N graphs with random pauses before products, on the devices and between
-// launches, and compares residuals and outputs with one device's, bit for bit.
+// The soak replays N graphs of every shape with random pauses before products, on the devices and
+// between launches, and compares residuals and outputs with one device's, bit for bit.
 
 #include <chrono>
 #include <condition_variable>
@@ -31,17 +32,36 @@ using namespace openspec;
 using namespace openspec::bench;
 
 constexpr int kRanks = 2;
-constexpr int kRounds = 72;
-constexpr int kRepeats = 50;
-constexpr int kMatrices = 4;  // by turns, so that no weights come from L2
-constexpr int kRows[] = {1, 4, 16, 64, 256};
-constexpr int kMaxRows = 256;
+constexpr int kRounds = 72;   // of a graph of few rows, and of the soak's
+constexpr int kMatrices = 8;  // by turns, so that no weights come from L2
+constexpr int kRows[] = {1, 4, 16, 64, 128, 256, 512};
+constexpr int kMaxRows = 512;
+constexpr int kRepeats = 25;
+constexpr int num_rounds(int num_rows) { return num_rows <= 16 ? kRounds : kRounds / 3; }
 
 struct Shape {
+  const char* name;
   int hidden, num_inputs;
   int num_splits() const { return linear_num_splits(hidden, num_inputs); }
 };
-constexpr Shape kShapes[] = {{2560, 4096}, {5120, 5120}, {8192, 8192}};
+constexpr Shape kShapes[] = {{"4B o", 2560, 4096},  {"4B down", 2560, 9728},
+                             {"8B o", 4096, 4096},  {"8B down", 4096, 12288},
+                             {"32B o", 5120, 8192}, {"32B down", 5120, 25600},
+                             {"70B o", 8192, 8192}, {"70B down", 8192, 28672}};
+constexpr Shape kSoakShapes[] = {kShapes[0], kShapes[4], kShapes[6]};
+
+/// Bytes that the busier of two devices receives in a round.
+double received_bytes(const Shape& shape, int num_rows) {
+  const int n = shape.num_splits();
+  const RoundForm form = round_form(kRanks, n, num_rows, shape.hidden);
+  double most = 0;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const int num_sums = rank == 0 ? n / kRanks : n / kRanks - form.first_sum;
+    const int own = form.owners.exist() ? form.owners.rows_of(rank, num_rows) : num_rows;
+    most = std::max(most, shape.hidden * (4.0 * num_sums * own + 2.0 * (num_rows - own)));
+  }
+  return most;
+}
 
 /// Lets threads go on when all have come.
 class Meeting {
@@ -90,16 +110,29 @@ __global__ void count_differences_kernel(const uint16_t* found, const uint16_t* 
   }
 }
 
-/// Numbers of magnitudes from 2^-7 to 2^-5, the same for a seed on every device.
-std::vector<uint16_t> random_bits(size_t count, uint64_t seed) {
-  std::vector<uint16_t> bits(count);
-  uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
-  for (uint16_t& value : bits) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    value = static_cast<uint16_t>((state >> 48 & 0x80ff) | 0x3c00);
+/// Columns of a matrix of numbers of magnitudes from 2^-7 to 2^-5, the same for a seed on every
+/// device.
+__global__ void fill_kernel(uint16_t* to, int num_rows, InputRange columns, int whole_columns,
+                            uint64_t seed) {
+  const int64_t count = static_cast<int64_t>(num_rows) * columns.size();
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    const int64_t at = i / columns.size() * whole_columns + columns.begin + i % columns.size();
+    uint64_t state = (seed << 40 ^ static_cast<uint64_t>(at)) * 0x9e3779b97f4a7c15u + 1;
+    state ^= state >> 29;
+    state *= 0xbf58476d1ce4e5b9u;
+    to[i] = static_cast<uint16_t>((state >> 48 & 0x80ff) | 0x3c00);
   }
-  return bits;
 }
+
+__global__ void store_kernel(uint4* to, size_t count) {
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count;
+       i += size_t{gridDim.x} * blockDim.x) {
+    to[i] = make_uint4(0, 0, 0, 0);
+  }
+}
+
+OwnedRows everywhere;  // of the parts that both devices have
 
 /// What one device holds: its splits of each matrix, the activations of each round.
 class Part {
@@ -109,13 +142,20 @@ class Part {
     const int last = n * (rank + 1) / num_ranks - 1;
     inputs_ = {split_inputs(shape.num_inputs, n, first).begin,
                split_inputs(shape.num_inputs, n, last).end};
-    for (int i = 0; i < kMatrices; ++i) matrices_.push_back(pack(columns(shape.hidden, i)));
-    for (int i = 0; i < kRounds; ++i) x_.push_back(device_copy(columns(kMaxRows, kMatrices + i)));
-    start_ = device_copy(random_bits(size(kMaxRows), 7777));
+    for (int i = 0; i < kMatrices; ++i) matrices_.push_back(pack(i));
+    for (int i = 0; i < kRounds; ++i) {
+      x_.push_back(filled(kMaxRows, inputs_, shape.num_inputs, kMatrices + i));
+    }
+    start_ = filled(kMaxRows, {0, shape.hidden}, shape.hidden, 7777);
     residual_ = device_array<uint16_t>(size(kMaxRows));
     out_ = device_array<uint16_t>(size(kMaxRows));
     norm_ = device_array<float>(static_cast<size_t>(shape.hidden));
     partials_ = device_array<float>(size(kMaxRows) * static_cast<size_t>(n));
+    CHECK_CUDA(cudaDeviceSynchronize());
+    if (num_ranks < kRanks) return;
+    everywhere.out[rank] = out_;
+    everywhere.residual[rank] = residual_;
+    meeting.wait();
   }
   ~Part() {
     for (void* data : matrices_) cudaFree(data);
@@ -136,7 +176,8 @@ class Part {
                                cudaMemcpyDeviceToDevice, stream));
   }
   /// Round `round` of a graph; without an exchange all sums but the part's are what they were.
-  void enqueue(int round, int num_rows, const Exchange* exchange, cudaStream_t stream) const {
+  void enqueue(int round, int num_rows, const Exchange* exchange, bool sends_residuals,
+               cudaStream_t stream) const {
     LinearParams linear;
     linear.weight = weight(matrices_[static_cast<size_t>(round % kMatrices)]);
     linear.x = x_[static_cast<size_t>(round)];
@@ -151,21 +192,20 @@ class Part {
     norm.width = shape_.hidden;
     norm.dtype = DType::kBF16;
     linear.exchange = norm.exchange = exchange;
+    OwnedRows owned = everywhere;
+    for (void*& residual : owned.residual) residual = sends_residuals ? residual : nullptr;
+    norm.owned = &owned;
     if (exchange == nullptr) norm.delta_partials = linear.partials = partials_;
     CHECK_CUDA(linear_cuda(linear, stream));
     CHECK_CUDA(rms_norm_cuda(norm, stream));
   }
 
  private:
-  /// The part's columns of a matrix that is the same on every device.
-  std::vector<uint16_t> columns(int num_rows, int seed) const {
-    const std::vector<uint16_t> all =
-        random_bits(static_cast<size_t>(num_rows) * shape_.num_inputs, seed);
-    std::vector<uint16_t> cut;
-    for (auto row = all.begin(); row != all.end(); row += shape_.num_inputs) {
-      cut.insert(cut.end(), row + inputs_.begin, row + inputs_.end);
-    }
-    return cut;
+  static uint16_t* filled(int num_rows, InputRange columns, int whole_columns, int seed) {
+    auto* data = device_array<uint16_t>(static_cast<size_t>(num_rows) * columns.size());
+    fill_kernel<<<1024, 256>>>(data, num_rows, columns, whole_columns, seed);
+    CHECK_CUDA(cudaGetLastError());
+    return data;
   }
   PackedLinear weight(const void* data) const {
     PackedLinear weight;
@@ -178,9 +218,9 @@ class Part {
     weight.shard.whole_inputs = shape_.num_inputs;
     return weight;
   }
-  void* pack(const std::vector<uint16_t>& rows) const {
+  void* pack(int seed) const {
     void* data = device_array<uint8_t>(linear_packed_bytes_cuda(shape_.hidden, inputs_.size()));
-    uint16_t* from = device_copy(rows);
+    uint16_t* from = filled(shape_.hidden, inputs_, shape_.num_inputs, seed);
     CHECK_CUDA(linear_pack_cuda(weight(data), from, 0, shape_.hidden, data, nullptr));
     CHECK_CUDA(cudaDeviceSynchronize());
     CHECK_CUDA(cudaFree(from));
@@ -196,17 +236,17 @@ class Part {
 };
 
 /// A device's view of the exchange; the threads meet until all memory is there and empty.
-const Exchange& view_of(int rank) {
+Exchange view_of(int rank) {
   static Exchange views[kRanks];
   static std::byte* memory[kRanks];
-  constexpr int64_t kSlotFloats = int64_t{kMaxSplits} * kMaxRows * 8192;
-  memory[rank] = device_array<std::byte>(exchange_bytes(kSlotFloats));
+  const int64_t floats = slot_floats(kRanks, kMaxSplits, kMaxRows, 8192);
+  memory[rank] = device_array<std::byte>(exchange_bytes(floats));
   meeting.wait();
   Exchange& view = views[rank];
   view.num_ranks = kRanks;
   view.rank = rank;
   for (int other = 0; other < kRanks; ++other) view.memory[other] = memory[other];
-  view.slot_floats = kSlotFloats;
+  view.slot_floats = floats;
   view.fault = device_array<uint32_t>(1);
   CHECK_CUDA(cudaMemset(view.fault, 0, sizeof(uint32_t)));
   CHECK_CUDA(clear_exchange_cuda(view, nullptr));
@@ -237,8 +277,8 @@ cudaGraphExec_t capture(cudaStream_t stream, const Enqueue& enqueue) {
   return executable;
 }
 
-/// Median microseconds of a round where both devices replay their graphs.
-double round_us(cudaStream_t stream, cudaGraphExec_t graph) {
+/// Median microseconds of a graph that both devices replay.
+double replay_us(cudaStream_t stream, cudaGraphExec_t graph) {
   std::vector<cudaEvent_t> events(kRepeats + 1);
   for (cudaEvent_t& event : events) CHECK_CUDA(cudaEventCreate(&event));
   meeting.wait();
@@ -255,7 +295,22 @@ double round_us(cudaStream_t stream, cudaGraphExec_t graph) {
   CHECK_CUDA(cudaGraphExecDestroy(graph));
   const auto median = times.begin() + kRepeats / 2;
   std::nth_element(times.begin(), median, times.end());
-  return *median * 1e3 / kRounds;
+  return *median * 1e3;
+}
+
+/// Bytes a microsecond that each device stores in the other's memory while that does the same.
+double link_bytes_per_us(const Exchange& view, cudaStream_t stream) {
+  constexpr size_t kBytes = size_t{64} << 20;  // of the slots, which are emptied again
+  const cudaGraphExec_t graph = capture(stream, [&] {
+    store_kernel<<<264, 1024, 0, stream>>>(reinterpret_cast<uint4*>(view.memory[1 - view.rank]),
+                                           kBytes / sizeof(uint4));
+  });
+  const double us = replay_us(stream, graph);
+  meeting.wait();
+  CHECK_CUDA(clear_exchange_cuda(view, stream));
+  CHECK_CUDA(cudaStreamSynchronize(stream));
+  meeting.wait();
+  return kBytes / us;
 }
 
 cudaStream_t stream_of_device(int rank) {
@@ -266,32 +321,41 @@ cudaStream_t stream_of_device(int rank) {
   return stream;
 }
 
+/// Microseconds of a round of `part`.
+double round_us(const Part& part, int num_rows, const Exchange* exchange, cudaStream_t stream) {
+  const int rounds = num_rounds(num_rows);
+  const cudaGraphExec_t graph = capture(stream, [&] {
+    for (int round = 0; round < rounds; ++round) {
+      part.enqueue(round, num_rows, exchange, false, stream);
+    }
+  });
+  return replay_us(stream, graph) / rounds;
+}
+
 void measure(int rank, std::vector<std::string>& runs) {
   const cudaStream_t stream = stream_of_device(rank);
-  const Exchange& view = view_of(rank);
+  const Exchange view = view_of(rank);
+  const double rate = link_bytes_per_us(view, stream);
+  if (rank == 0) std::printf("stores both ways: %.3f TB/s each\n", rate / 1e6);
   for (const Shape& shape : kShapes) {
     const Part part(shape, rank, kRanks);
     for (const int num_rows : kRows) {
-      const auto time = [&](const Exchange* exchange) {
-        return round_us(stream, capture(stream, [&] {
-                          for (int round = 0; round < kRounds; ++round) {
-                            part.enqueue(round, num_rows, exchange, stream);
-                          }
-                        }));
-      };
-      const double alone = time(nullptr), exchanged = time(&view);
+      const double alone = round_us(part, num_rows, nullptr, stream);
+      const double exchanged = round_us(part, num_rows, &view, stream);
       check_fault(view);
       if (rank != 0) continue;
-      char line[200];
+      char line[300];
       std::snprintf(line, sizeof line,
-                    "{\"hidden\": %d, \"num_inputs\": %d, \"num_splits\": %d, \"num_rows\": %d, "
-                    "\"alone_us\": %.2f, \"exchanged_us\": %.2f, \"beyond_us\": %.2f}",
-                    shape.hidden, shape.num_inputs, shape.num_splits(), num_rows, alone, exchanged,
-                    exchanged - alone);
+                    "{\"shape\": \"%s\", \"hidden\": %d, \"num_inputs\": %d, \"num_splits\": %d, "
+                    "\"num_rows\": %d, \"alone_us\": %.2f, \"exchanged_us\": %.2f, "
+                    "\"beyond_us\": %.2f, \"floor_us\": %.2f}",
+                    shape.name, shape.hidden, shape.num_inputs, shape.num_splits(), num_rows, alone,
+                    exchanged, exchanged - alone, received_bytes(shape, num_rows) / rate);
       runs.emplace_back(line);
       std::printf("%s\n", line);
       std::fflush(stdout);
     }
+    meeting.wait();  // until nobody writes to the part
   }
 }
 
@@ -305,7 +369,7 @@ void enqueue_soak(const Part& part, const Part& whole, int num_rows, const Excha
   for (int round = 0; round < kRounds; ++round) {
     CHECK_CUDA(cuda::launch(pause_kernel, 1, 1, 0, stream, static_cast<uint32_t>(view.rank), rounds,
                             kMostPauseNs));
-    part.enqueue(round, num_rows, &view, stream);
+    part.enqueue(round, num_rows, &view, true, stream);
   }
   for (const auto read : {&Part::residual, &Part::out}) {
     CHECK_CUDA(cuda::launch(count_differences_kernel, 132, 256, 0, stream, (part.*read)(),
@@ -315,15 +379,15 @@ void enqueue_soak(const Part& part, const Part& whole, int num_rows, const Excha
 
 void soak(int rank, int num_graphs) {
   const cudaStream_t stream = stream_of_device(rank);
-  const Exchange& view = view_of(rank);
+  const Exchange view = view_of(rank);
   auto* num_differences = device_array<uint32_t>(1);
   std::mt19937 random(static_cast<uint32_t>(rank));
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : kSoakShapes) {
     const Part part(shape, rank, kRanks), whole(shape, 0, 1);
     for (const int num_rows : kRows) {
       whole.enqueue_start(num_rows, stream);
       for (int round = 0; round < kRounds; ++round) {
-        whole.enqueue(round, num_rows, nullptr, stream);
+        whole.enqueue(round, num_rows, nullptr, false, stream);
       }
       CHECK_CUDA(cudaMemsetAsync(num_differences, 0, sizeof(uint32_t), stream));
       const cudaGraphExec_t graph = capture(
@@ -338,11 +402,12 @@ void soak(int rank, int num_graphs) {
       uint32_t count = 0;
       CHECK_CUDA(cudaMemcpy(&count, num_differences, sizeof count, cudaMemcpyDeviceToHost));
       CHECK_CUDA(cudaGraphExecDestroy(graph));
-      std::printf("hidden %d, %d rows, rank %d: %d rounds, %u other bits than one device's\n",
-                  shape.hidden, num_rows, rank, num_graphs * kRounds, count);
+      std::printf("%s, %d rows, rank %d: %d rounds, %u other bits than one device's\n", shape.name,
+                  num_rows, rank, num_graphs * kRounds, count);
       std::fflush(stdout);
       if (count != 0) std::exit(1);
     }
+    meeting.wait();
   }
 }
 

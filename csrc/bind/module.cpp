@@ -14,6 +14,7 @@
 #include "bind/specs.h"
 #include "bind/step_results.h"
 #include "core/check.h"
+#include "model/targets/exchange_timing.h"
 #include "model/targets/target.h"
 #include "model/weights/weights.h"
 #include "runtime/runner.h"
@@ -261,7 +262,14 @@ void bind_values(py::module_& m) {
       .def_readonly("draft_seconds", &RunnerStats::draft_seconds)
       .def_readonly("verify_seconds", &RunnerStats::verify_seconds)
       .def_readonly("unsplit_seconds", &RunnerStats::unsplit_seconds)
-      .def_readonly("rest_seconds", &RunnerStats::rest_seconds);
+      .def_readonly("rest_seconds", &RunnerStats::rest_seconds)
+      .def_property_readonly("exchange", [](const RunnerStats& stats) {
+        std::vector<std::pair<uint64_t, double>> of_ranks;
+        for (const ExchangeCounts& rank : stats.exchange) {
+          of_ranks.emplace_back(rank.num_rounds, 1e-9 * static_cast<double>(rank.wait_ns));
+        }
+        return of_ranks;
+      });
   py::class_<PageEvent>(m, "PageEvent")
       .def_property_readonly(
           "kind",
@@ -458,6 +466,14 @@ PYBIND11_MODULE(_C, m) {
         return std::make_pair(peer.has_access, peer.performance_rank);
       },
       py::arg("device"), py::arg("other"));
+  m.def(
+      "time_exchange",
+      [](int num_ranks) {
+        const py::gil_scoped_release nogil;
+        const openspec::ExchangeTiming timing = openspec::time_exchange(num_ranks);
+        return std::make_pair(timing.shared, timing.alone);
+      },
+      py::arg("num_ranks"));
   m.def(
       "cuda_memory",
       [](int device) {

@@ -37,7 +37,7 @@ using TokenList = pybind11::typing::List<pybind11::int_>;
 using DetailTuple = pybind11::typing::Tuple<
     TokenList, TokenList, pybind11::typing::Optional<pybind11::typing::List<pybind11::float_>>,
     TokenList, pybind11::int_, pybind11::int_, pybind11::int_, pybind11::float_, pybind11::float_,
-    pybind11::typing::Optional<pybind11::float_>>;
+    pybind11::typing::Optional<pybind11::float_>, pybind11::typing::List<pybind11::float_>>;
 
 /// One object, because a step makes one for each sequence; none where no details were asked for.
 inline pybind11::typing::Optional<DetailTuple> tuple_of_detail(const SpanResult& result) {
@@ -49,7 +49,7 @@ inline pybind11::typing::Optional<DetailTuple> tuple_of_detail(const SpanResult&
   return pybind11::make_tuple(draft.tokens, draft.parents, scores, detail.accepted,
                               result.by_source[kGrammarDrafts].num_drafts, detail.num_rows,
                               detail.num_seqs, detail.seconds, detail.device_seconds,
-                              detail.draft_seconds);
+                              detail.draft_seconds, detail.wait_seconds);
 }
 
 /// Why the sequence cannot go on, and whether that is the request's own fault.

@@ -147,6 +147,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
                               ++stats_.num_drafter_failures;
                               stats_.last_drafter_failure = error.what();
                             }});
+    if (exchange_) contexts.back().exchange = exchange_->state(static_cast<int>(number));
   }
   if (config_.device == Device::kCuda) {
 #ifdef OPENSPEC_CUDA
@@ -301,6 +302,11 @@ const std::vector<SpanResult>& Runner::collect(StepLease& lease) {
       stats_.unsplit_seconds += lease.seconds;
     }
     stats_.rest_seconds += std::max(0.0, whole - lease.seconds);
+    stats_.exchange.resize(lease.exchange.size());
+    for (size_t rank = 0; rank < lease.exchange.size(); ++rank) {
+      stats_.exchange[rank].num_rounds += lease.exchange[rank].num_rounds;
+      stats_.exchange[rank].wait_ns += lease.exchange[rank].wait_ns;
+    }
   }
   for (size_t i = 0; i < lease.results.size(); ++i) {
     if (!sequences_.is_current(lease, i)) continue;
@@ -318,6 +324,9 @@ const std::vector<SpanResult>& Runner::collect(StepLease& lease) {
     result.detail->seconds = whole;
     result.detail->device_seconds = lease.seconds;
     result.detail->draft_seconds = drafting;
+    for (const ExchangeCounts& rank : lease.exchange) {
+      result.detail->wait_seconds.push_back(1e-9 * static_cast<double>(rank.wait_ns));
+    }
   }
   return lease.results;
 }

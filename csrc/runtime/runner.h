@@ -33,6 +33,8 @@ struct RunnerStats {
   // where they are not known apart; what the step took beside.
   double draft_seconds = 0.0, verify_seconds = 0.0, unsplit_seconds = 0.0, rest_seconds = 0.0;
   double device_seconds() const { return draft_seconds + verify_seconds + unsplit_seconds; }
+  /// Of each rank on a device of its own, from the first step that was collected on.
+  std::vector<ExchangeCounts> exchange;
   std::string last_drafter_failure;
 };
 

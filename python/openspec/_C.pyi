@@ -30,6 +30,10 @@ def cuda_device_names() -> list[str]:
 def cuda_peer(device: int, other: int) -> tuple[bool, int]:
     """Whether the one reads the other's memory directly, and the link's rank: 0 is fastest."""
 
+def time_exchange(num_ranks: int) -> tuple[float, float]:
+    """Seconds in which the first CUDA devices multiply one row, exchange its sums and norm it; and
+    those of the same work by one of them alone. The process must load kernels eagerly."""
+
 @final
 class MemoryPlan:
     """Bytes that a runner of this configuration takes, or each of its ranks; pages come on top at
@@ -101,11 +105,13 @@ SpanDetail = tuple[
     float,
     float,
     float | None,
+    list[float],
 ]
 """(draft token ids; by draft the number of the draft that it follows, -1: the last known token; by
 draft its score, None: the drafter gave none; numbers of the drafts among the chosen tokens, in
 order; drafts that a grammar forces, the last ones; rows and sequences of the step; its seconds;
-those on the device; of these those for drafting, None: not known)."""
+those on the device; of these those for drafting, None: not known; those in which each device of
+several waited for others)."""
 
 @final
 class SpanResult:
@@ -175,6 +181,8 @@ class RunnerStats:
     verify_seconds: float
     unsplit_seconds: float
     rest_seconds: float
+    exchange: list[tuple[int, float]]
+    """Of each device of several: rounds of exchanges, and seconds in which it waited for others."""
 
 class Drafter:
     """Base for drafters written in Python (research and tests); C++ drafters register themselves."""  # noqa: E501

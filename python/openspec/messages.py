@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -31,6 +31,8 @@ MAX_STOP_STRING_CHARS = 1024
 MAX_BAD_WORDS = 1024
 MAX_N = 128
 MAX_ALLOWED_IDS_OF_ALL = 1 << 21  # `allowed_token_ids` times `n`
+
+NumberT = TypeVar("NumberT", int, float)
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -332,6 +334,10 @@ class EngineStats(SpecCounters, kw_only=True):
     """Of the device in the steps whose proposing was not timed apart."""
     rest_seconds: float = 0.0
     """What steps took beside the device's work."""
+    exchange_rounds: list[int] = msgspec.field(default_factory=list)
+    """By GPU where several share the model: products whose sums they exchanged, in all steps."""
+    exchange_wait_seconds: list[float] = msgspec.field(default_factory=list)
+    """And how long it waited for the others."""
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -418,7 +424,7 @@ def record_step(counters: SpecCounters, step: StepCounts) -> None:
     _add(counters.num_drafts_per_pos, [1] * num_positions)
 
 
-def _add(sums: list[int], more: Sequence[int]) -> None:
+def _add(sums: list[NumberT], more: Sequence[NumberT]) -> None:
     """Adds position by position; the longer one's positions remain."""
     sums.extend([0] * (len(more) - len(sums)))
     for position, count in enumerate(more):
@@ -453,7 +459,11 @@ def total_stats(parts: Sequence[EngineStats]) -> EngineStats:
     total = EngineStats()
     add_counters(total, parts)
     for name in set(EngineStats.__struct_fields__) - set(SpecCounters.__struct_fields__):
-        setattr(total, name, sum(getattr(part, name) for part in parts))
+        if isinstance(getattr(total, name), list):
+            for part in parts:
+                _add(getattr(total, name), getattr(part, name))
+        else:
+            setattr(total, name, sum(getattr(part, name) for part in parts))
     return total
 
 

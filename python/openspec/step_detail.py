@@ -35,6 +35,8 @@ class StepDetail(msgspec.Struct, array_like=True, gc=False):
     """Of these, for computing."""
     draft_seconds: float | None
     """Of these, for drafting. None: not known; on CUDA as steps timed at the start have it."""
+    wait_seconds: list[float] = []
+    """Of the device's, by GPU where several share the model: that it waited for the others."""
 
 
 def depth_of(draft_parents: Sequence[int]) -> int:

@@ -105,6 +105,8 @@ class FakeEngineClient:
         self.requests: list[EngineRequest] = []
         self.aborted: list[str] = []
         self.num_stats_calls = 0
+        self.wait_seconds: list[float] = []
+        """Of each step, by GPU."""
         self.num_resets = 0
 
     @property
@@ -261,6 +263,7 @@ class FakeEngineClient:
             seconds=0.002,
             device_seconds=0.001,
             draft_seconds=0.0005,
+            wait_seconds=self.wait_seconds,
         )
 
     def _room(self, request: EngineRequest) -> int:

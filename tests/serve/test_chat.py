@@ -332,6 +332,25 @@ def test_every_spelling_of_thinking(server: RunningServer, fields: dict, is_off:
     assert prompt_text(server).endswith("</think>\n\n") == is_off
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"enable_thinking": False},
+        {"think": False},
+        {"thinking": {"type": "disabled"}},
+        {"reasoning": {"enabled": False}},
+        {"reasoning_effort": "none"},
+        {"tools": TOOLS, "tool_choice": "none"},
+    ],
+    ids=str,
+)
+def test_a_prompt_is_tokenized_as_it_is_sent(server: RunningServer, fields: dict) -> None:
+    body = {"messages": HI, **fields}
+    server.chat(**body, max_tokens=1)
+    tokens = server.client.post("/tokenize", json=body).json()["tokens"]
+    assert tokens == server.engine.requests[-1].prompt_token_ids
+
+
 @pytest.mark.parametrize("default", ["enable_thinking", "thinking"])
 @pytest.mark.parametrize("asked", ["enable_thinking", "thinking"])
 def test_a_request_goes_before_the_server_in_every_spelling(

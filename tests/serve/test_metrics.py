@@ -72,6 +72,31 @@ def test_everything_exists_at_zero_from_the_start(start_server) -> None:
     assert samples[series("openspec:ready")] == 1
 
 
+def test_gpus_that_share_a_model(start_server) -> None:
+    server = start_server()
+    names = ("exchange_rounds", "exchange_wait_seconds")
+    engine = get_engine(server)
+    assert [engine[name] for name in names] == [[], []]
+    assert not any("exchange" in key for key in scrape(server))
+    server.engine._stats.exchange_rounds = [72, 72]
+    server.engine._stats.exchange_wait_seconds = [0.25, 0.5]
+    server.engine.wait_seconds = [0.0001, 0.0002]
+    time.sleep(1.5 * STATS_MAX_AGE_S)
+    engine = get_engine(server)
+    assert [engine[name] for name in names] == [[72, 72], [0.25, 0.5]]
+    samples = scrape(server)
+    for device, seconds in enumerate((0.25, 0.5)):
+        labels = {"engine": "0", "device": str(device)}
+        assert samples[series("openspec:exchange_rounds_total", **labels)] == 72
+        assert samples[series("openspec:exchange_wait_seconds_total", **labels)] == seconds
+    answer = server.complete(prompt="a", max_tokens=9, speculative={"detailed": True})
+    assert all(step["wait_time_ms"] == [0.1, 0.2] for step in answer["choices"][0]["steps"])
+
+
+def get_engine(server: RunningServer) -> dict[str, list[float]]:
+    return server.client.get("/server_info").json()["engines"][0]
+
+
 def test_the_format_is_prometheus(server: RunningServer) -> None:
     server.complete(prompt="a", max_tokens=20)
     families = list(text_string_to_metric_families(server.client.get("/metrics").text))

@@ -47,7 +47,7 @@ def test_completions(server: RunningServer) -> None:
         assert len(step["tokens"]) == len(step["token_ids"])
         tokenizer = server.context.tokenizer
         assert step["draft_tokens"] == [tokenizer.token_text(t) for t in step["draft_token_ids"]]
-        assert "draft_scores" not in step
+        assert "draft_scores" not in step and "wait_time_ms" not in step
         assert step["accepted"] == list(range(len(step["accepted"])))
     assert any(step["accepted"] for step in choice["steps"])
     plain = server.complete(**{**body, "speculative": None})["choices"][0]

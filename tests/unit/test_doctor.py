@@ -261,6 +261,7 @@ def test_on_a_real_engine(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.main(["--method", "ngram", *flags, "--tensor-parallel-size", "2"]) == 0
     shown = capsys.readouterr().out
     assert re.match("GPUs?.*\nmemory: each of 2 ranks has weights", shown, re.S)
+    assert "\nexchange: not timed, the ranks are threads of the CPU\n" in shown
     assert "acceptance, chat: " in shown and "acceptance, completion: " in shown
     assert "names no acceptance that it should reach" in shown
 

@@ -203,7 +203,7 @@ def test_engine_loads_it(
     monkeypatch.setattr(
         engine_loader,
         "load_weights",
-        lambda runner, path, draft_model: parts.extend([path, draft_model]),
+        lambda runner, path, draft_model, **_: parts.extend([path, draft_model]),
     )
     model = draft_model(folder)
     register_drafter(

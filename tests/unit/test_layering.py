@@ -30,7 +30,7 @@ KERNEL_FAMILIES: dict[str, tuple[str, ...]] = {
     "attention": ("linear",),  # the CPU's tile of sums
     "norm": ("exchange",),  # where sums are taken
     "rope": ("attention",),  # the CPU's largest head
-    "steps": ("choose",),  # parameters of sampling in the sequence table
+    "steps": ("choose", "exchange"),  # parameters of sampling; what a step counted
     "drafts": ("choose", "linear", "steps"),
 }
 
@@ -134,7 +134,7 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "patterns": (),
         "schemas": ("patterns",),
         "json_text": ("schemas",),
-        "lark": (),
+        "lark": ("patterns",),
         "formats": ("lark", "patterns", "schemas"),
         "tags": ("schemas", "formats"),
         "rules": ("patterns", "schemas", "formats"),

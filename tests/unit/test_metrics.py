@@ -15,6 +15,7 @@ from openspec.messages import (
     counters_since,
     mean_acceptance_length,
     record_step,
+    total_stats,
 )
 
 
@@ -55,6 +56,15 @@ def test_a_tree_has_fewer_positions_than_drafts() -> None:
     record_step(stats, StepCounts(7, 15, 6, 4))  # a chain where trees were expected
     assert stats.num_accepted_tokens_per_pos == [2, 2, 1, 1, 1, 1]
     assert stats.num_drafts_per_pos == [2, 2, 2, 2, 1, 1]
+
+
+def test_an_engine_in_the_place_of_another_counts_on() -> None:
+    past = EngineStats(num_steps=3, exchange_rounds=[6, 6], exchange_wait_seconds=[0.5, 1.0])
+    now = EngineStats(num_steps=1, exchange_rounds=[2, 2], exchange_wait_seconds=[0.25, 0.25])
+    total = total_stats([past, now])
+    assert (total.num_steps, total.exchange_rounds) == (4, [8, 8])
+    assert total.exchange_wait_seconds == [0.75, 1.25]
+    assert total_stats([past, EngineStats()]).exchange_rounds == past.exchange_rounds == [6, 6]
 
 
 def test_add_counters() -> None:

@@ -29,7 +29,7 @@ from openspec.settings.spellings import REMOVED, SPECULATIVE_SPELLINGS, SPELLING
 from openspec.text.pool import NUM_THREADS
 from openspec.tools import doctor
 
-MAX_FLAGS, MAX_GROUPS = 57, 8
+MAX_FLAGS, MAX_GROUPS = 59, 8
 """The last: --load-format, for shapes whose weights are not at hand or larger than a disk."""
 SERVER = group_of("server", ServeConfig)
 
@@ -157,7 +157,6 @@ REFUSED: dict[str, tuple[str | None, str]] = {
     "enable_log_requests": (None, "--access-log logs"),
     "disable_log_stats": (None, "--stats-interval-s 0"),
     "root_path": ("/v2", "let the proxy strip its prefix"),
-    "q": ("awq", "bfloat16 or float32 only"),
     "enable_lora": (None, "LoRA is not supported"),
     "lora_modules": ("a=b", "LoRA is not supported"),
     "max_loras": ("1", "LoRA is not supported"),

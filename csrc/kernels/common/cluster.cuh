@@ -18,6 +18,14 @@ __device__ __forceinline__ void wait_for_cluster() {
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
+/// Of all threads of the cluster: what one wrote before is there for all afterwards.
+__device__ __forceinline__ void meet_in_cluster() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n\t"
+      "barrier.cluster.wait.acquire;" ::
+          : "memory");
+}
+
 /// The address in CTA `rank` of the cluster.
 __device__ __forceinline__ uint32_t address_in(uint32_t address, int rank) {
   uint32_t remote;

@@ -376,6 +376,10 @@ __device__ __forceinline__ uint4 load_16_bytes(uint32_t address) {
   return value;
 }
 
+__device__ __forceinline__ void store_4_bytes(uint32_t address, uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
 __device__ __forceinline__ void store_floats(uint32_t address, const float* values) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(values[0]),
                "f"(values[1]), "f"(values[2]), "f"(values[3])

@@ -27,7 +27,8 @@ __device__ __forceinline__ void meet(const SharePlan& plan, uint64_t value, cons
   if (other < plan.num_ranks && other != plan.rank) {
     cuda::give_sign(&table(*plan.states[other])[plan.rank][blockIdx.x], value);
     const uint64_t* sign = &table(*plan.own.state)[other][blockIdx.x];
-    cuda::wait_until(plan.own, [&] { return cuda::load_sign(sign) == value; });
+    const bool is_counted = blockIdx.x == 0 && other == (plan.rank == 0 ? 1 : 0);
+    cuda::wait_until(plan.own, is_counted, [&] { return cuda::load_sign(sign) == value; });
   }
   __syncthreads();
 }
@@ -73,7 +74,7 @@ int clear_exchange_cuda(const Exchange& exchange, void* stream) {
   const size_t bytes = exchange_bytes(exchange.slot_floats) - sizeof(ExchangeState);
   const int error = cudaMemsetAsync(exchange.memory[exchange.rank], 0xff, bytes, on);
   if (error != cudaSuccess) return error;
-  return cudaMemsetAsync(cuda::state_of(exchange, exchange.rank), 0, sizeof(ExchangeState), on);
+  return cudaMemsetAsync(state_of(exchange, exchange.rank), 0, sizeof(ExchangeState), on);
 }
 
 int share_columns_cuda(const ShareColumnsParams& params, void* stream) {
@@ -89,7 +90,7 @@ int share_columns_cuda(const ShareColumnsParams& params, void* stream) {
   SharePlan plan = {cuda::own_inbox(exchange), exchange.num_ranks, exchange.rank,   params.num_rows,
                     params.row_bytes,          params.first_byte,  params.num_bytes};
   for (int rank = 0; rank < exchange.num_ranks; ++rank) {
-    plan.states[rank] = cuda::state_of(exchange, rank);
+    plan.states[rank] = state_of(exchange, rank);
     plan.rows[rank] = static_cast<uint8_t*>(params.rows[rank]);
   }
   return cuda::launch(share_columns_kernel, kShareBlocks, kThreads, 0, stream, plan);

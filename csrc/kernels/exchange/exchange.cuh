@@ -27,28 +27,29 @@ struct Outbox {
   Inbox own;
   int rank = 0, num_others = 0;
   float* others[kMaxRanks - 1] = {};
-  int owner_shift = 0;  // row r is row r >> owner_shift of its owner; 0: rows have no owners
+  RoundForm form = {};
+
+  /// Whether this rank sends the sum of its splits in place of theirs.
+  __host__ __device__ bool adds_splits() const { return form.first_sum > 0 && rank == 0; }
+  /// Row of a sum in the inbox where the sums of a row go.
+  __host__ __device__ int inbox_row(int row) const {
+    return form.owners.exist() ? form.owners.place_of(row) : row;
+  }
 };
 
 inline float* inbox_words(const Exchange& exchange, int rank) {
   return reinterpret_cast<float*>(exchange.memory[rank]);
 }
-inline ExchangeState* state_of(const Exchange& exchange, int rank) {
-  return reinterpret_cast<ExchangeState*>(inbox_words(exchange, rank) +
-                                          kInboxSlots * exchange.slot_floats);
-}
 inline Inbox own_inbox(const Exchange& exchange) {
   return {inbox_words(exchange, exchange.rank), state_of(exchange, exchange.rank),
           exchange.slot_floats, exchange.fault, exchange.deadline_ns};
 }
-inline Outbox outbox_of(const Exchange& exchange, int num_rows) {
+inline Outbox outbox_of(const Exchange& exchange, int num_splits, int num_rows, int width) {
   Outbox outbox = {own_inbox(exchange), exchange.rank, exchange.num_ranks - 1};
   for (int i = 0; i < outbox.num_others; ++i) {
     outbox.others[i] = inbox_words(exchange, (exchange.rank + 1 + i) % exchange.num_ranks);
   }
-  while (have_owners(num_rows) && 1 << outbox.owner_shift < exchange.num_ranks) {
-    ++outbox.owner_shift;
-  }
+  outbox.form = round_form(exchange.num_ranks, num_splits, num_rows, width);
   return outbox;
 }
 
@@ -74,48 +75,64 @@ __device__ __forceinline__ uint64_t begin_taking(const Inbox& inbox) {
   return round;
 }
 
-__device__ __forceinline__ void store_word(float* at, float sum) {
-  const uint32_t word = min(__float_as_uint(sum), kEmptyWord - 1);  // which is a NaN, too
+/// A sum as it is sent: never empty.
+__device__ __forceinline__ uint32_t word_of(float sum) {
+  return min(__float_as_uint(sum), kEmptyWord - 1);  // which is a NaN, too
+}
+__device__ __forceinline__ void store_word(float* at, uint32_t word) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(word) : "memory");
 }
+__device__ __forceinline__ void store_word(float* at, const uint4& words) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(words.x),
+               "r"(words.y), "r"(words.z), "r"(words.w)
+               : "memory");
+}
 
-/// Sends a sum to every rank, to the place that `own` is in the own inbox.
-__device__ __forceinline__ void send_to_all(const Outbox& outbox, float* own, float sum) {
+/// Sends a word, or four, to every rank, to the place that `own` is in the own inbox.
+template <typename Word>
+__device__ __forceinline__ void send_to_all(const Outbox& outbox, float* own, const Word& word) {
   const int64_t at = own - outbox.own.words;
 #pragma unroll
   for (int i = 0; i < kMaxRanks - 1; ++i) {
-    if (i < outbox.num_others) store_word(outbox.others[i] + at, sum);
+    if (i < outbox.num_others) store_word(outbox.others[i] + at, word);
   }
-  store_word(own, sum);
+  store_word(own, word);
 }
 
-/// Sends a row's sum to the owner of the row alone, where it has one.
-__device__ __forceinline__ void send(const Outbox& outbox, int row, float* own, float sum) {
-  if (outbox.owner_shift == 0) {
-    send_to_all(outbox, own, sum);
+/// Sends a row's to the owner of the row alone, where it has one.
+template <typename Word>
+__device__ __forceinline__ void send(const Outbox& outbox, int row, float* own, const Word& word) {
+  if (!outbox.form.owners.exist()) {
+    send_to_all(outbox, own, word);
     return;
   }
   const int64_t at = own - outbox.own.words;
-  const int steps = (row - outbox.rank) & outbox.num_others;  // from this rank to the owner
+  // From this rank to the owner.
+  const int steps = (outbox.form.owners.rank_of(row) - outbox.rank) & outbox.num_others;
   float* words = outbox.own.words;
 #pragma unroll
   for (int i = 0; i < kMaxRanks - 1; ++i) {
     if (i + 1 == steps) words = outbox.others[i];
   }
-  store_word(words + at, sum);
+  store_word(words + at, word);
 }
 
-/// Four words of the own inbox, as they are now.
-__device__ __forceinline__ uint4 load_words(const float* at) {
-  uint4 words;
-  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-               : "l"(at)
-               : "memory");
-  return words;
-}
 __device__ __forceinline__ bool is_whole(const uint4& words) {
   return max(max(words.x, words.y), max(words.z, words.w)) != kEmptyWord;
+}
+/// Loads four words of the own inbox, as they are now, where they are not whole. There is no
+/// branch, so that all of a thread's are under way together.
+__device__ __forceinline__ void load_missing(const float* at, uint4& words) {
+  const int is_missing = !is_whole(words);
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %5, 0;\n"
+      "@p ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
+      : "l"(at), "r"(is_missing)
+      : "memory");
 }
 __device__ __forceinline__ void empty_words(float* at) {
   asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(at), "r"(kEmptyWord)
@@ -136,28 +153,50 @@ __device__ __forceinline__ uint64_t load_sign(const uint64_t* at) {
   return value;
 }
 
+__device__ __forceinline__ uint64_t nanoseconds() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
 /// Whether a wait that began at `since` (0: now) is to be given up: its time is over, or that of
 /// another wait was. Sets the fault.
 __device__ __forceinline__ bool is_too_late(const Inbox& inbox, uint64_t& since) {
   volatile uint32_t* fault = inbox.fault;
   if (*fault != 0) return true;
-  uint64_t now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  const uint64_t now = nanoseconds();
   if (since == 0) since = now;
   if (now - since < inbox.deadline_ns) return false;
   *fault = kExchangeIsLate;
   return true;
 }
 
-/// Calls `is_done` until it says so, or the exchange has failed.
+/// Calls `is_done` until it says so, or the exchange has failed. `is_counted`: of one thread of a
+/// kernel, whose wait stands for all. It reads the time only where it has to wait, and leaves what
+/// it adds behind.
 template <typename IsDone>
-__device__ __forceinline__ void wait_until(const Inbox& inbox, const IsDone& is_done) {
+__device__ __forceinline__ void wait_until(const Inbox& inbox, bool is_counted,
+                                           const IsDone& is_done) {
   constexpr int kTriesPerLook = 64;
   uint64_t since = 0;
 #pragma unroll 1
   for (int tries = 1; !is_done(); ++tries) {
-    if (tries % kTriesPerLook == 0 && is_too_late(inbox, since)) return;
+    if (tries == 1 && is_counted) since = nanoseconds();
+    if (tries % kTriesPerLook == 0 && is_too_late(inbox, since)) break;
   }
+  if (is_counted && since != 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(&inbox.state->wait_ns),
+              static_cast<unsigned long long>(nanoseconds() - since));
+  }
+}
+
+/// What was counted since it was last called, by one thread while nobody sends or takes.
+__device__ __forceinline__ ExchangeCounts take_counts(ExchangeState& state) {
+  const uint64_t round = state.sending;
+  const ExchangeCounts counts = {round - state.first_round, state.wait_ns};
+  state.first_round = round;
+  state.wait_ns = 0;
+  return counts;
 }
 
 #endif  // __CUDACC__

@@ -9,10 +9,45 @@ namespace openspec {
 
 inline constexpr int kMaxRanks = 8;
 inline constexpr int kInboxSlots = 3;
-/// Up to so many rows every rank takes all sums of a round and norms all rows. Beyond, the sums of
-/// row r go to rank r % num_ranks alone, its *owner*, who norms it and sends the result to all.
-inline constexpr int kMaxRowsToAll = 256;
+// Of few rows every rank takes all sums of a round and norms all rows. Of more (`have_owners`) the
+// sums of a row go to one rank alone, its *owner*, who norms it and sends the result to all.
+inline constexpr int kMinRowsToAll = 32;      // however wide
+inline constexpr int kMaxRowsToAll = 256;     // however narrow
 inline constexpr int kMaxRowsToOwners = 512;  // of a round
+
+/// Which rank owns a row. Of every `period` rows each rank has one, and the last rank those that
+/// are left.
+struct RowOwners {
+  int period = 0;  // 0: rows have no owners
+  int last = 0;    // rank
+
+  OPENSPEC_HD constexpr bool exist() const { return period > 0; }
+  OPENSPEC_HD constexpr int rank_of(int row) const {
+    const int turn = row % period;
+    return turn < last ? turn : last;
+  }
+  /// Which of its owner's rows a row is, and back.
+  OPENSPEC_HD constexpr int place_of(int row) const {
+    const int turn = row % period;
+    const int more = turn < last ? 0 : turn - last;
+    return row / period * rows_a_period(rank_of(row)) + more;
+  }
+  OPENSPEC_HD constexpr int row_of(int rank, int place) const {
+    const int count = rows_a_period(rank);
+    return place / count * period + rank + place % count;
+  }
+  /// Rows of a rank among the first `num_rows`.
+  OPENSPEC_HD constexpr int rows_of(int rank, int num_rows) const {
+    const int count = rows_a_period(rank), rest = num_rows % period - rank;
+    const int more = rest < 0 ? 0 : rest < count ? rest : count;
+    return num_rows / period * count + more;
+  }
+
+ private:
+  OPENSPEC_HD constexpr int rows_a_period(int rank) const {
+    return rank == last ? period - last : 1;
+  }
+};
 
 /// The ranks of a model on CUDA, as one of them sees them: where sums for each are sent, and where
 /// its own arrive. A *round* is one product whose sums are exchanged: every rank sends its splits'
@@ -21,9 +56,9 @@ inline constexpr int kMaxRowsToOwners = 512;  // of a round
 /// round it is stands on the device, so that a recorded graph replays unchanged.
 ///
 /// An inbox has kInboxSlots slots, used by turns, each [num_splits of the whole, rows, num_outputs]
-/// fp32; where rows have owners, of those that it owns. A word of all ones is empty: it is a NaN
-/// that no sender stores, so every word says by itself whether it is there. Who takes a word
-/// empties its place.
+/// fp32; where rows have owners, of those that it owns (RoundForm). A word of all ones is empty: it
+/// is a NaN that no sender stores, so every word says by itself whether it is there. Who takes a
+/// word empties its place.
 ///
 /// Why no rank overwrites what another has not taken: let A send round r + 3 into the slot in
 /// which B got round r. A's kernel of that waits for A's norm of round r + 2 to be complete, which
@@ -54,6 +89,8 @@ struct ExchangeState {
   // The round's number, by two owners. `sending` is written by the op that takes a round, when no
   // sender runs; `taking` by the op that sends it, when nobody takes.
   uint64_t sending = 0, taking = 0;
+  // Of the step under way: its first round, and how long was waited for other ranks so far.
+  uint64_t first_round = 0, wait_ns = 0;
   uint64_t owned_rows[kMaxRowsToOwners] = {};  // 1 + the last round in which a row's result came
   // Of share_columns_cuda: how many there were, how many blocks of this one are done, and 1 + the
   // last one for which a rank's block is ready to be sent to, and has sent.
@@ -61,25 +98,82 @@ struct ExchangeState {
   uint64_t is_ready[kMaxRanks][kShareBlocks] = {}, has_sent[kMaxRanks][kShareBlocks] = {};
 };
 
+/// What a step took of a rank's exchange.
+struct ExchangeCounts {
+  uint64_t num_rounds = 0;
+  /// That one thread of each kernel waited, from when it first found nothing.
+  uint64_t wait_ns = 0;
+};
+
 /// Bytes of a rank's memory, which begins at a multiple of 16.
 constexpr size_t exchange_bytes(int64_t slot_floats) {
   return static_cast<size_t>(kInboxSlots * slot_floats) * sizeof(float) + sizeof(ExchangeState);
 }
+inline ExchangeState* state_of(const Exchange& exchange, int rank) {
+  const size_t end = exchange_bytes(exchange.slot_floats);
+  return reinterpret_cast<ExchangeState*>(exchange.memory[rank] + end - sizeof(ExchangeState));
+}
 
-constexpr bool have_owners(int num_rows) { return num_rows > kMaxRowsToAll; }
+/// Splits that products of so many outputs mostly have. Who owns a row follows from this, not from
+/// the product at hand: a row that one product leaves with its owner is there for the next.
+constexpr int usual_splits(int width) { return width >= 5120 ? 8 : 4; }
 
-/// Rows whose sums come into one inbox: of owners, as many as any has.
-constexpr int inbox_rows(int num_rows, int num_ranks) {
-  return have_owners(num_rows) ? (num_rows + num_ranks - 1) / num_ranks : num_rows;
+/// Whether rows of a round have owners. An owner gets its rows' sums alone, 1 / num_ranks of them,
+/// but results take a second way: worth it where the sums are more than 6 MiB.
+constexpr bool have_owners(int num_rows, int width) {
+  constexpr int64_t kMaxSumsToAll = int64_t{3} << 19;
+  if (num_rows <= kMinRowsToAll || num_rows > kMaxRowsToAll) return num_rows > kMaxRowsToAll;
+  return int64_t{usual_splits(width)} * num_rows * width > kMaxSumsToAll;
+}
+
+/// What a round of `num_splits` splits is like, the same on every rank.
+struct RoundForm {
+  RowOwners owners;
+  /// The first sum that is sent: those before it are in it, added by the first rank.
+  int first_sum = 0;
+  int inbox_rows = 0;  // of a sum in a slot
+
+  OPENSPEC_HD constexpr int num_sums(int num_splits) const { return num_splits - first_sum; }
+};
+constexpr RoundForm round_form(int num_ranks, int num_splits, int num_rows, int width) {
+  // One block then multiplies all splits of the first rank, which pays where tiles of rows and
+  // outputs alone are enough for all multiprocessors.
+  constexpr int64_t kMaxOutputsApart = int64_t{9} << 16;
+  const int n = num_ranks;
+  if (!have_owners(num_rows, width)) return {{}, 0, num_rows};
+  RoundForm form = {{n, n - 1}, 0, 0};
+  if (int64_t{num_rows} * width > kMaxOutputsApart) {
+    if (num_splits > n) form.first_sum = num_splits / n - 1;
+    // Of two ranks the first one gets half of the sums of each of its rows, the other one sum.
+    if (n == 2) form.owners.period = usual_splits(width) / 2 + 1;
+  }
+  for (int rank = 0; rank < n; ++rank) {
+    const int rows = form.owners.rows_of(rank, num_rows);
+    form.inbox_rows = rows > form.inbox_rows ? rows : form.inbox_rows;
+  }
+  return form;
+}
+
+/// Floats of a slot for every round of up to `max_rows` rows and `max_splits` splits.
+constexpr int64_t slot_floats(int num_ranks, int max_splits, int max_rows, int width) {
+  int most = 0;
+  for (int num_rows = 1; num_rows <= max_rows; ++num_rows) {
+    const RoundForm form = round_form(num_ranks, max_splits, num_rows, width);
+    const int rows = form.num_sums(max_splits) * form.inbox_rows;
+    most = rows > most ? rows : most;
+  }
+  return int64_t{most} * width;
 }
 
 /// Whether the view is whole and a round of these sums fits a slot.
 constexpr bool is_legal_round(const Exchange& exchange, int num_splits, int num_rows, int width) {
   const int n = exchange.num_ranks;
-  return (n == 1 || n == 2 || n == 4 || n == 8) && exchange.rank >= 0 && exchange.rank < n &&
-         exchange.fault != nullptr && exchange.slot_floats % 4 == 0 &&
-         num_rows <= kMaxRowsToOwners &&
-         int64_t{num_splits} * inbox_rows(num_rows, n) * width <= exchange.slot_floats;
+  if ((n != 1 && n != 2 && n != 4 && n != 8) || exchange.rank < 0 || exchange.rank >= n ||
+      exchange.fault == nullptr || exchange.slot_floats % 4 != 0 || num_rows > kMaxRowsToOwners) {
+    return false;
+  }
+  const RoundForm form = round_form(n, num_splits, num_rows, width);
+  return int64_t{form.num_sums(num_splits)} * form.inbox_rows * width <= exchange.slot_floats;
 }
 
 /// Empties the rank's own memory. Before any rank's first round, and after a fault.

@@ -23,10 +23,20 @@ namespace {
 
 /// Whether sums that are sent are those of whole rows, and a round of them fits.
 bool has_legal_exchange(const LinearParams& params) {
+  if (params.exchange == nullptr) return true;
   const PackedLinear& weight = params.weight;
-  return params.exchange == nullptr ||
-         (params.partials == nullptr && weight.has_all_outputs() &&
-          is_legal_round(*params.exchange, weight.num_splits, params.num_rows, weight.num_outputs));
+  const Exchange& exchange = *params.exchange;
+  if (params.partials != nullptr || !weight.has_all_outputs() ||
+      !is_legal_round(exchange, weight.num_splits, params.num_rows, weight.num_outputs)) {
+    return false;
+  }
+  // The first rank has those that are added before others'.
+  const SplitRange own = weight.own_splits();
+  const int first_sum =
+      round_form(exchange.num_ranks, weight.num_splits, params.num_rows, weight.num_outputs)
+          .first_sum;
+  return first_sum == 0 ||
+         (exchange.rank == 0 ? own.begin == 0 && own.end == first_sum + 1 : own.begin > first_sum);
 }
 
 int launch_linear(const LinearParams& params, void* stream) {

@@ -42,10 +42,16 @@ struct StreamGeometry {
 /// own inbox.
 struct ExchangeGeometry : StreamGeometry {
   Outbox to;
-  int inbox_rows;  // of a split
 };
 template <typename Geometry>
 inline constexpr bool kSends = std::is_same_v<Geometry, ExchangeGeometry>;
+
+/// Whether the sums of splits stay apart.
+template <typename Geometry>
+__host__ __device__ bool are_apart(const LinearParams& params, const Geometry& geometry) {
+  if constexpr (kSends<Geometry>) return !geometry.to.adds_splits();
+  return params.partials != nullptr;
+}
 
 /// The chains' sums of a unit: [chain][buffer][row][kPitch]. With two buffers a unit's sums are
 /// added up while the next unit's are written.
@@ -245,7 +251,7 @@ __global__ void __maxnreg__(is_e4m3(kForm) ? 128 : 112)
   const int lane = threadIdx.x % 32;
 
   const PackedLinear& weight = params.weight;
-  const bool is_apart = params.partials != nullptr;
+  const bool is_apart = are_apart(params, geometry);
   const OutputLayout layout(params, geometry.row_stride);
   const int row_tile = blockIdx.x % geometry.num_row_tiles;
   const int stream = blockIdx.x / geometry.num_row_tiles;
@@ -311,11 +317,13 @@ __global__ void __maxnreg__(is_e4m3(kForm) ? 128 : 112)
         if (split + 1 == items.last_split) {
           if constexpr (kSends<Geometry>) {
             const int of_all = rows.first_row + row;
-            const int64_t inbox_row = static_cast<int64_t>(split) * geometry.inbox_rows +
-                                      (of_all >> geometry.to.owner_shift);
+            const RoundForm& form = geometry.to.form;
+            const int64_t inbox_row =
+                static_cast<int64_t>(split - form.first_sum) * form.inbox_rows +
+                geometry.to.inbox_row(of_all);
             const int64_t at = layout.at(inbox_row, unit, output);
             float* own = reinterpret_cast<float*>(layout.data + at) + slot;
-            if (is_row) send(geometry.to, of_all, own, totals[pass]);
+            if (is_row) send(geometry.to, of_all, own, word_of(totals[pass]));
           } else {
             const int64_t first_row =
                 is_apart ? static_cast<int64_t>(split) * params.num_rows : int64_t{0};

@@ -281,7 +281,7 @@ class UnitSums {
       const uint32_t pass_at = pass * kPassRows * row_bytes_;
       if constexpr (kSends<Geometry>) {
         float* own = reinterpret_cast<float*>(out_ + at + pass_at) + slot;
-        if (is_written) send_to_all(geometry.to, own, sum);  // few rows
+        if (is_written) send_to_all(geometry.to, own, word_of(sum));  // few rows
       } else {
         write_output(layout_.is_swiglu, layout_.is_f32, out_ + at + pass_at, is_written,
                      kHasBias ? with_bias(sum, params.weight, unit, output_) : sum);

@@ -186,7 +186,7 @@ int launch_stream(const LinearParams& params, Geometry geometry, void* stream,
   constexpr int kMinSlots = 2;
   const PackedLinear& weight = params.weight;
   const DeviceLimits& device = device_limits();
-  const bool is_apart = params.partials != nullptr;
+  const bool is_apart = are_apart(params, geometry);
   const int num_tiles = std::min(kMaxTiles, ceil_div(params.num_rows, 8));
 
   geometry.splits = weight.own_splits();
@@ -255,9 +255,9 @@ int stream_as(const LinearParams& params, void* stream, const StreamPlan& plan) 
   if (params.exchange == nullptr) {
     return launch_stream<kForm>(params, StreamGeometry{}, stream, plan);
   }
-  const Exchange& exchange = *params.exchange;
+  const PackedLinear& weight = params.weight;
   const ExchangeGeometry geometry = {
-      {}, outbox_of(exchange, params.num_rows), inbox_rows(params.num_rows, exchange.num_ranks)};
+      {}, outbox_of(*params.exchange, weight.num_splits, params.num_rows, weight.num_outputs)};
   return launch_stream<kForm>(params, geometry, stream, plan);
 }
 

@@ -122,22 +122,39 @@ __device__ __forceinline__ void store(const float (&sums)[kCount], uint32_t at) 
   for (int i = 0; i < kCount; i += 4) wgmma::store_floats(at + i * (kGroupThreads * 4), &sums[i]);
 }
 
-/// As write_f32, to the inboxes of ranks. `to.out` lies in slot 0 of the own one.
+/// Sends a tile's sums to the slot that begins at `slot`. They are turned round in shared memory 32
+/// rows at a time: half a warp sends the 256 bytes that a row has of the group's outputs, for a
+/// link carries whole lines best.
 template <int kRows>
-__device__ __forceinline__ void send_f32(const GroupOutput& to, const Outbox& outbox, int64_t slot,
-                                         const float (&sums)[kRows / 2]) {
+__device__ __forceinline__ void send_lines(const GroupOutput& to, const Outbox& outbox,
+                                           int64_t slot, const float (&sums)[kRows / 2]) {
+  constexpr int kRowPieces = kGroupUnits * kLinearUnit / 4;  // of 16 bytes
+  constexpr int kPassRows = kGroupThreads / kRowPieces;
   const int warp = to.thread / 32;
   const int lane = to.thread % 32;
-  if (warp >= to.num_units) return;
-  const int output = (to.first_unit + warp) * kLinearUnit + lane / 4;
-  float* out = static_cast<float*>(to.out) + slot + output;
+  const uint32_t mine = to.shared + (lane % 4 * 2 * kSendPitch + warp * kLinearUnit + lane / 4) * 4;
+  const int piece = to.thread % kRowPieces;
+  const bool is_there = piece < to.num_units * (kLinearUnit / 4);
+  float* out = static_cast<float*>(to.out) + slot + to.first_unit * kLinearUnit + piece * 4;
 #pragma unroll
-  for (int i = 0; i < kRows / 4; ++i) {
-    const int row = to.first_row + lane % 4 * 2 + i / 2 * 8 + i % 2;
-    if (row >= to.num_rows) continue;
-    float* at = out + (row >> outbox.owner_shift) * to.row_stride;
-    send(outbox, row, at, sums[i / 2 * 4 + i % 2]);
-    send(outbox, row, at + kLinearUnit / 2, sums[i / 2 * 4 + i % 2 + 2]);
+  for (int turn = 0; turn < kRows / kTurnRows; ++turn) {
+    if (to.first_row + turn * kTurnRows >= to.num_rows) break;
+    const float* turn_sums = &sums[turn * kTurnRows / 2];
+    if (turn > 0) wgmma::sync_group(to.group);
+#pragma unroll
+    for (int i = 0; i < kTurnRows / 2; ++i) {
+      const int row = i / 4 * 8 + i % 2, output = i / 2 % 2 * (kLinearUnit / 2);
+      wgmma::store_4_bytes(mine + (row * kSendPitch + output) * 4, word_of(turn_sums[i]));
+    }
+    wgmma::sync_group(to.group);
+#pragma unroll
+    for (int pass = 0; pass < kTurnRows / kPassRows; ++pass) {
+      const int turn_row = to.thread / kRowPieces + pass * kPassRows;
+      const int row = to.first_row + turn * kTurnRows + turn_row;
+      if (row >= to.num_rows || !is_there) continue;
+      const uint4 words = wgmma::load_16_bytes(to.shared + turn_row * kSendPitch * 4 + piece * 16);
+      send(outbox, row, out + outbox.inbox_row(row) * to.row_stride, words);
+    }
   }
 }
 
@@ -209,9 +226,8 @@ __device__ __forceinline__ void add_split(const PackedLinear& weight, Reader& re
 template <WeightForm kForm, int kRows, int kCluster, typename JobType>
 __device__ __forceinline__ void multiply_tiles(const JobType& job, const Ring& ring, int group,
                                                int rank, uint32_t shared) {
-  constexpr bool kSends = std::is_same_v<JobType, ExchangeJob>;
   [[maybe_unused]] int64_t slot = 0;
-  if constexpr (kSends) slot = begin_sending(job.to);
+  if constexpr (kIsSent<JobType>) slot = begin_sending(job.to);
   const int thread = threadIdx.x % kGroupThreads;
   const uint32_t stored_sums = shared + thread * 16;
   const bool adds_splits = job.splits.size() > 1 && !job.is_split;
@@ -248,16 +264,21 @@ __device__ __forceinline__ void multiply_tiles(const JobType& job, const Ring& r
     to.shared = shared;
     to.group = group;
     to.out = job.out;
-    if (job.is_split) {
+    if constexpr (kIsSent<JobType>) {
+      const RoundForm& form = job.to.form;
+      to.out =
+          static_cast<float*>(job.out) + partial_index(form.inbox_rows, job.weight.num_outputs,
+                                                       tile.last_split - 1 - form.first_sum, 0, 0);
+    } else if (job.is_split) {
       to.out = static_cast<float*>(job.out) +
-               partial_index(split_rows(job), job.weight.num_outputs, tile.first_split, 0, 0);
+               partial_index(job.num_rows, job.weight.num_outputs, tile.first_split, 0, 0);
     }
     if (job.weight.bias != nullptr) add_bias<kRows>(to, job.weight.bias, sums);
     // One buffer serves all this: nobody writes it for one purpose while another thread still reads
     // it for the one before.
     wgmma::sync_group(group);
-    if constexpr (kSends) {
-      send_f32<kRows>(to, job.to, slot, sums);
+    if constexpr (kIsSent<JobType>) {
+      send_lines<kRows>(to, job.to, slot, sums);
     } else if (job.is_f32) {
       write_f32<kRows>(to, sums);
     } else if (job.is_swiglu) {
@@ -317,9 +338,9 @@ __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUten
   } else {
     if constexpr (Block::kMovesRegisters) wgmma::take_registers<Block::kMultiplyingRegisters>();
     wait_for_previous_kernel();
-    const int buffer_bytes =
-        group_buffer_bytes(kRows, job.splits.size() > 1 && !job.is_split,
-                           stores_chains(kForm, kRows), job.is_f32, job.is_swiglu);
+    const int buffer_bytes = group_buffer_bytes(kRows, job.splits.size() > 1 && !job.is_split,
+                                                stores_chains(kForm, kRows), job.is_f32,
+                                                job.is_swiglu, kIsSent<JobType>);
     multiply_tiles<kForm, kRows, kCluster>(
         job, ring, warp / 4, rank,
         ring.stages + ring.num_stages * ring.stage_bytes + warp / 4 * buffer_bytes);

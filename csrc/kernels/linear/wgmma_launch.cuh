@@ -73,8 +73,8 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, JobType job,
   constexpr auto kernel = wgmma_kernel<kForm, kRows, kCluster, JobType>();
   const int prepared = per_device([&] { return prepare_shared(kernel, kSharedKib * 1024); });
   if (prepared != cudaSuccess) return prepared;
-  job.is_split = params.partials != nullptr;
-  job.out = job.is_split ? params.partials : params.out;
+  job.is_split = are_apart(params);
+  job.out = params.partials != nullptr ? params.partials : params.out;
   job.weight = params.weight;
   job.splits = params.weight.own_splits();
   job.row_stride = linear_row_stride(params);
@@ -136,10 +136,7 @@ int launch_plan(const WgmmaPlan& plan, const LinearParams& params, const JobType
 template <WeightForm kForm>
 int wgmma_as(const WgmmaPlan& plan, const LinearParams& params, void* stream) {
   if (params.exchange == nullptr) return launch_plan<kForm>(plan, params, Job{}, stream);
-  const Exchange& exchange = *params.exchange;
-  const ExchangeJob job = {
-      {}, outbox_of(exchange, params.num_rows), inbox_rows(params.num_rows, exchange.num_ranks)};
-  return launch_plan<kForm>(plan, params, job, stream);
+  return launch_plan<kForm>(plan, params, ExchangeJob{{}, outbox_of(params)}, stream);
 }
 
 template <WeightForm kForm>

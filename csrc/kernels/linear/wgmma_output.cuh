@@ -16,6 +16,11 @@ inline constexpr int kGroupThreads = 128;  // of a warpgroup
 inline constexpr int kGroupUnits = 4;      // of 16 outputs, one per warp
 inline constexpr int kTurnRows = 32;       // that pass through shared memory at a time
 
+// A row of a turn of fp32 that is sent: as long as the lanes of a fragment need, to fall on all
+// banks.
+inline constexpr int kSendPitch = kGroupUnits * kLinearUnit + 4;
+inline constexpr int kSendTurnBytes = kTurnRows * kSendPitch * 4;
+
 __host__ __device__ constexpr int turn_bytes(bool is_swiglu) {
   return kTurnRows * kGroupUnits * (is_swiglu ? 16 : 32);
 }

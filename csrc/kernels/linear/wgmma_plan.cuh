@@ -23,9 +23,20 @@ inline int stage_bytes(const WgmmaPlan& plan, WeightForm form) {
   return plan.tile_units * unit_bytes(form) + plan.tile_rows * kRowBytes;
 }
 
+inline Outbox outbox_of(const LinearParams& params) {
+  const PackedLinear& weight = params.weight;
+  return outbox_of(*params.exchange, weight.num_splits, params.num_rows, weight.num_outputs);
+}
+
+/// Whether the sums of splits stay apart.
+inline bool are_apart(const LinearParams& params) {
+  if (params.exchange == nullptr) return params.partials != nullptr;
+  return !outbox_of(params).adds_splits();
+}
+
 /// Splits whose sums stay apart, or one for all of them.
 inline int num_splits_apart(const LinearParams& params) {
-  return params.partials != nullptr ? params.weight.own_splits().size() : 1;
+  return are_apart(params) ? params.weight.own_splits().size() : 1;
 }
 
 inline bool writes_f32(const LinearParams& params) {
@@ -33,11 +44,12 @@ inline bool writes_f32(const LinearParams& params) {
 }
 
 inline int buffer_bytes(const WgmmaPlan& plan, const LinearParams& params) {
-  const bool adds_splits = params.weight.num_splits > 1 && params.partials == nullptr;
+  const bool adds_splits = params.weight.num_splits > 1 && !are_apart(params);
   const bool adds_chains = stores_chains(form_of(params.weight), plan.tile_rows);
+  const bool is_swiglu = params.weight.epilogue == LinearEpilogue::kSwiGlu;
   return num_groups(plan) * group_buffer_bytes(plan.tile_rows, adds_splits, adds_chains,
-                                               writes_f32(params),
-                                               params.weight.epilogue == LinearEpilogue::kSwiGlu);
+                                               writes_f32(params), is_swiglu,
+                                               params.exchange != nullptr);
 }
 
 inline int num_stages(const WgmmaPlan& plan, const LinearParams& params) {

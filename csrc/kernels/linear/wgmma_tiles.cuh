@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/wgmma.cuh"
 #include "kernels/exchange/exchange.cuh"
@@ -93,12 +94,9 @@ struct Job {
 /// A job whose sums go to the inboxes of ranks. `out` is then slot 0 of the own inbox.
 struct ExchangeJob : Job {
   Outbox to;
-  int inbox_rows;
 };
-
-/// Rows of a split's sums.
-__host__ __device__ constexpr int split_rows(const Job& job) { return job.num_rows; }
-__host__ __device__ constexpr int split_rows(const ExchangeJob& job) { return job.inbox_rows; }
+template <typename JobType>
+inline constexpr bool kIsSent = std::is_same_v<JobType, ExchangeJob>;
 
 /// A warpgroup's sums of a tile.
 __host__ __device__ constexpr int group_sum_bytes(int tile_rows) {
@@ -107,12 +105,12 @@ __host__ __device__ constexpr int group_sum_bytes(int tile_rows) {
 
 /// Shared memory of a warpgroup beside the ring: the sums of the splits so far where it adds them
 /// up, behind them those of the chains so far, then its output on the way to memory where that is
-/// bf16.
+/// bf16 or sent.
 __host__ __device__ constexpr int group_buffer_bytes(int tile_rows, bool adds_splits,
-                                                     bool adds_chains, bool is_f32,
-                                                     bool is_swiglu) {
+                                                     bool adds_chains, bool is_f32, bool is_swiglu,
+                                                     bool is_sent) {
   const int sum_bytes = (adds_splits + adds_chains) * group_sum_bytes(tile_rows);
-  const int out_bytes = is_f32 ? 0 : turn_bytes(is_swiglu);
+  const int out_bytes = is_sent ? kSendTurnBytes : is_f32 ? 0 : turn_bytes(is_swiglu);
   return sum_bytes > out_bytes ? sum_bytes : out_bytes;
 }
 

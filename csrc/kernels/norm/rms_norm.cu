@@ -1,42 +1,33 @@
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 #include "kernels/common/launch.cuh"
 #include "kernels/common/packs.cuh"
-#include "kernels/exchange/exchange.cuh"
+#include "kernels/norm/cluster_norm.h"
 #include "kernels/norm/rms_norm.h"
+#include "kernels/norm/row_order.cuh"
 
 namespace openspec {
 namespace {
 
+using cuda::add;
 using cuda::Bf16Pack;
 using cuda::FloatPack;
+using cuda::kMaxWidth;
+using cuda::max_warps;
 
 // One block per row, kColumns neighbouring columns a thread. How a width is dealt to threads
 // depends on the width alone, and with it the order of a row's sum.
-constexpr int kMaxWidth = 8192;
-constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int max_warps(int columns) { return columns < 16 ? 10 : kMaxWidth / 16 / 32; }
 
 // A decode step runs this beside two linears: a norm that does not fit next to them delays the
 // second. Two blocks of 8 warps with 96 registers a thread leave 4096 registers in each quarter of
 // an SM: three of ten warps with 40 (width 2560), two of eight with 64 (width 4096).
-// Sums that are waited for stay in registers together.
-constexpr int max_registers(int columns, bool takes) {
-  return takes ? (columns < 16 ? 64 : 96) : columns < 16 ? 40 : 64;
-}
+constexpr int max_registers(int columns) { return columns < 16 ? 40 : 64; }
 
 // What is added to the residual: nothing, a bf16 delta, or partials, so many of them loaded at
 // once.
 constexpr int kNoDelta = 0;
 constexpr int kRowDelta = -1;
-
-template <int kColumns>
-__device__ __forceinline__ void add(FloatPack<kColumns>& sum, const FloatPack<kColumns>& term) {
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) sum.x[c] += term.x[c];
-}
 
 /// What leaves every number as it is that is added to it, zeros of both signs included.
 template <int kColumns>
@@ -51,17 +42,10 @@ __device__ __forceinline__ Bf16Pack<kColumns> negative_zeros() {
 template <int kMaxWarps>
 __device__ __forceinline__ float block_sum(float sum) {
   __shared__ float warp_sums[kMaxWarps];
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(kAllLanes, sum, offset);
+  sum = cuda::lane_sum(sum);
   if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = sum;
   __syncthreads();
-  const int num_warps = blockDim.x / 32;
-  float total = 0.0f;
-#pragma unroll
-  for (int warp = 0; warp < kMaxWarps; ++warp) {
-    total += warp < num_warps ? warp_sums[warp] : 0.0f;
-  }
-  return total;
+  return cuda::ordered_sum(warp_sums, blockDim.x / 32);
 }
 
 /// partial[i] = the partials at first + i * stride.
@@ -92,71 +76,9 @@ __device__ __forceinline__ FloatPack<kColumns> sum_partials(const float* first, 
   return sum;
 }
 
-/// Of a norm whose partials come through an inbox.
-struct ExchangeNormParams : RmsNormParams {
-  cuda::Inbox from;
-  int inbox_rows;  // of a partial
-};
-
-/// And whose results are sent to all ranks: block b has row b * num_ranks + rank.
-struct OwnedNormParams : ExchangeNormParams {
-  int rank, num_ranks;
-  OwnedRows everywhere;
-  ExchangeState* states[kMaxRanks] = {};
-};
-
-template <typename Params>
-inline constexpr bool kTakes = std::is_base_of_v<ExchangeNormParams, Params>;
-template <typename Params>
-inline constexpr bool kOwns = std::is_same_v<Params, OwnedNormParams>;
-
-/// The partials of the thread's columns, taken from an inbox as they come and added in order.
-template <int kColumns, int kAtOnce>
-__device__ __forceinline__ FloatPack<kColumns> take_partials(const cuda::Inbox& inbox, float* first,
-                                                             int64_t stride, int num_partials) {
-  FloatPack<kColumns> sum;
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) sum.x[c] = -0.0f;  // which leaves the first one as it is
-#pragma unroll 1
-  for (int at = 0; at < num_partials; at += kAtOnce) {
-    FloatPack<kColumns> partial[kAtOnce];
-    cuda::wait_until(inbox, [&] {
-      bool is_whole = true;
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-#pragma unroll
-        for (int c = 0; c < kColumns; c += 4) {
-          const uint4 words = cuda::load_words(first + (at + i) * stride + c);
-          memcpy(&partial[i].x[c], &words, sizeof words);
-          is_whole = is_whole && cuda::is_whole(words);
-        }
-      }
-      return is_whole;
-    });
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-#pragma unroll
-      for (int c = 0; c < kColumns; c += 4) cuda::empty_words(first + (at + i) * stride + c);
-      add(sum, partial[i]);
-    }
-  }
-  return sum;
-}
-
-/// Stores a pack at the same place of every rank's rows.
-template <typename Pack>
-__device__ __forceinline__ void store_everywhere(void* const (&rows)[kMaxRanks], int num_ranks,
-                                                 int64_t at, const Pack& pack) {
-#pragma unroll
-  for (int rank = 0; rank < kMaxRanks; ++rank) {
-    if (rank < num_ranks) cuda::store_pack(static_cast<uint16_t*>(rows[rank]) + at, pack);
-  }
-}
-
-/// Params: RmsNormParams, ExchangeNormParams or OwnedNormParams.
-template <int kColumns, int kDelta, bool kStarts, typename Params>
-__global__ void __maxnreg__(max_registers(kColumns, kTakes<Params>))
-    rms_norm_kernel(Params params, float inverse_width) {
+template <int kColumns, int kDelta, bool kStarts>
+__global__ void __maxnreg__(max_registers(kColumns))
+    rms_norm_kernel(RmsNormParams params, float inverse_width) {
   cuda::allow_next_kernel();
   const int width = params.width;
   const int wanted = threadIdx.x * kColumns;
@@ -168,8 +90,6 @@ __global__ void __maxnreg__(max_registers(kColumns, kTakes<Params>))
   cuda::wait_for_previous_kernel();
 
   int64_t row = blockIdx.x;
-  if constexpr (kOwns<Params>) row = row * params.num_ranks + params.rank;
-  [[maybe_unused]] uint64_t round = 0;
   const int64_t at = row * width + column;
   uint16_t* residual = static_cast<uint16_t*>(params.residual) + at;
   Bf16Pack<kColumns> bits = negative_zeros<kColumns>();
@@ -179,17 +99,6 @@ __global__ void __maxnreg__(max_registers(kColumns, kTakes<Params>))
     if constexpr (kDelta == kRowDelta) {
       const uint16_t* from = static_cast<const uint16_t*>(params.delta) + at;
       delta = cuda::to_floats(cuda::load_pack<Bf16Pack<kColumns>>(from));
-    } else if constexpr (kTakes<Params>) {
-      const cuda::Inbox& inbox = params.from;
-      round = cuda::begin_taking(inbox);
-      float* first = inbox.words + cuda::slot_begin(inbox, round) +
-                     static_cast<int64_t>(blockIdx.x) * width + column;
-      const int64_t stride = static_cast<int64_t>(params.inbox_rows) * width;
-      // A thread outside would take what belongs to another one.
-      if (is_inside) {
-        delta = cuda::round_to_bf16(
-            take_partials<kColumns, kDelta>(inbox, first, stride, params.num_partials));
-      }
     } else {
       const int64_t stride = static_cast<int64_t>(params.num_rows) * width;
       delta = cuda::round_to_bf16(
@@ -199,11 +108,6 @@ __global__ void __maxnreg__(max_registers(kColumns, kTakes<Params>))
     add(sum, delta);
     bits = cuda::to_bf16(sum);
     if (is_inside) cuda::store_pack(residual, bits);
-    if constexpr (kOwns<Params>) {
-      if (is_inside && params.everywhere.residual[0] != nullptr) {
-        store_everywhere(params.everywhere.residual, params.num_ranks, at, bits);
-      }
-    }
   }
 
   const auto weight = cuda::load_pack<FloatPack<kColumns>>(params.weight + column);
@@ -220,81 +124,22 @@ __global__ void __maxnreg__(max_registers(kColumns, kTakes<Params>))
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) x.x[c] *= weight.x[c];
   const int64_t out_at = row * params.out_stride + column;
-  if constexpr (kOwns<Params>) {
-    if (is_inside) {
-      store_everywhere(params.everywhere.out, params.num_ranks, out_at, cuda::to_bf16(x));
-    }
-    __syncthreads();
-#pragma unroll
-    for (int rank = 0; rank < kMaxRanks; ++rank) {
-      const bool is_told = rank < params.num_ranks && rank != params.rank;
-      if (is_told && threadIdx.x == rank) {
-        cuda::give_sign(&params.states[rank]->owned_rows[row], round + 1);
-      }
-    }
-  } else {
-    if (is_inside) cuda::store_pack(static_cast<uint16_t*>(params.out) + out_at, cuda::to_bf16(x));
-  }
-}
-
-/// Waits for the rows of all other ranks. A thread to a row.
-__global__ void __launch_bounds__(kMaxRowsToOwners)
-    await_rows_kernel(cuda::Inbox inbox, int rank, int num_ranks, int num_rows) {
-  cuda::allow_next_kernel();
-  cuda::wait_for_previous_kernel();
-  const int row = static_cast<int>(threadIdx.x);
-  if (row >= num_rows || row % num_ranks == rank) return;
-  const uint64_t value = inbox.state->taking + 1;
-  const uint64_t* sign = &inbox.state->owned_rows[row];
-  cuda::wait_until(inbox, [&] { return cuda::load_sign(sign) == value; });
+  if (is_inside) cuda::store_pack(static_cast<uint16_t*>(params.out) + out_at, cuda::to_bf16(x));
 }
 
 template <int kColumns, bool kStarts>
 auto kernel_with_delta(const RmsNormParams& params) {
-  using Params = RmsNormParams;
-  if (params.delta != nullptr) return rms_norm_kernel<kColumns, kRowDelta, kStarts, Params>;
-  if (params.num_partials % 4 == 0) return rms_norm_kernel<kColumns, 4, kStarts, Params>;
-  if (params.num_partials % 2 == 0) return rms_norm_kernel<kColumns, 2, kStarts, Params>;
-  return rms_norm_kernel<kColumns, 1, kStarts, Params>;
-}
-
-template <int kColumns, typename Params>
-int launch_taking(const Params& params, int num_rows, int num_threads, float inverse_width,
-                  void* stream) {
-  constexpr int kMost = kColumns < 16 ? 4 : 2;
-  auto* kernel = params.num_partials % kMost == 0 ? rms_norm_kernel<kColumns, kMost, false, Params>
-                                                  : rms_norm_kernel<kColumns, 2, false, Params>;
-  return cuda::launch(kernel, num_rows, num_threads, 0, stream, params, inverse_width);
-}
-
-/// The norm of sums that come through an inbox.
-template <int kColumns>
-int launch_exchange_norm(const RmsNormParams& params, int num_threads, float inverse_width,
-                         void* stream) {
-  const Exchange& exchange = *params.exchange;
-  const int num_ranks = exchange.num_ranks, rank = exchange.rank;
-  const ExchangeNormParams taking = {params, cuda::own_inbox(exchange),
-                                     inbox_rows(params.num_rows, num_ranks)};
-  if (!have_owners(params.num_rows)) {
-    return launch_taking<kColumns>(taking, params.num_rows, num_threads, inverse_width, stream);
-  }
-  OwnedNormParams owned = {taking, rank, num_ranks, *params.owned};
-  for (int i = 0; i < num_ranks; ++i) owned.states[i] = cuda::state_of(exchange, i);
-  const int num_own = (params.num_rows - rank + num_ranks - 1) / num_ranks;
-  const int error = launch_taking<kColumns>(owned, num_own, num_threads, inverse_width, stream);
-  if (error != cudaSuccess) return error;
-  return cuda::launch(await_rows_kernel, 1, kMaxRowsToOwners, 0, stream, taking.from, rank,
-                      num_ranks, params.num_rows);
+  if (params.delta != nullptr) return rms_norm_kernel<kColumns, kRowDelta, kStarts>;
+  if (params.num_partials % 4 == 0) return rms_norm_kernel<kColumns, 4, kStarts>;
+  if (params.num_partials % 2 == 0) return rms_norm_kernel<kColumns, 2, kStarts>;
+  return rms_norm_kernel<kColumns, 1, kStarts>;
 }
 
 template <int kColumns>
 int launch_rms_norm(const RmsNormParams& params, void* stream) {
-  const int num_warps = (params.width + kColumns * 32 - 1) / (kColumns * 32);
+  const int num_warps = cuda::num_row_warps(params.width);
   const float inverse_width = 1.0f / static_cast<float>(params.width);
-  if (params.exchange != nullptr) {
-    return launch_exchange_norm<kColumns>(params, num_warps * 32, inverse_width, stream);
-  }
-  auto* kernel = rms_norm_kernel<kColumns, kNoDelta, false, RmsNormParams>;
+  auto* kernel = rms_norm_kernel<kColumns, kNoDelta, false>;
   if (params.delta != nullptr || params.delta_partials != nullptr) {
     kernel = params.starts_residual ? kernel_with_delta<kColumns, true>(params)
                                     : kernel_with_delta<kColumns, false>(params);
@@ -307,11 +152,12 @@ int launch_rms_norm(const RmsNormParams& params, void* stream) {
 bool has_legal_exchange(const RmsNormParams& params) {
   if (params.exchange == nullptr) return true;
   const Exchange& exchange = *params.exchange;
-  if (params.num_partials < 2 || params.num_partials % 2 != 0 || params.starts_residual ||
+  if (params.num_partials < 2 || params.num_partials % 2 != 0 || params.num_partials > kMostSums ||
+      params.starts_residual ||
       !is_legal_round(exchange, params.num_partials, params.num_rows, params.width)) {
     return false;
   }
-  if (!have_owners(params.num_rows)) return true;
+  if (!have_owners(params.num_rows, params.width)) return true;
   if (params.owned == nullptr) return false;
   const OwnedRows& owned = *params.owned;
   const void* const* residuals = owned.residual;
@@ -394,9 +240,17 @@ int rms_norm_cuda(const RmsNormParams& given, void* stream) {
   }
   if (params.num_rows == 0) return cudaSuccess;
   if (is_wide) return launch_wide_rms_norm(params, stream);
-  if (params.width <= 4 * 32 * max_warps(4)) return launch_rms_norm<4>(params, stream);
-  if (params.width <= 8 * 32 * max_warps(8)) return launch_rms_norm<8>(params, stream);
-  return launch_rms_norm<16>(params, stream);
+  if (params.exchange != nullptr || suits_cluster_norm(params)) {
+    return cluster_norm_cuda(params, stream);
+  }
+  switch (cuda::chain_columns(params.width)) {
+    case 4:
+      return launch_rms_norm<4>(params, stream);
+    case 8:
+      return launch_rms_norm<8>(params, stream);
+    default:
+      return launch_rms_norm<16>(params, stream);
+  }
 }
 
 }  // namespace openspec

@@ -5,10 +5,10 @@
 
 namespace openspec {
 
-/// Of more than kMaxRowsToAll rows each rank norms those that it owns, and sends them to all. Of
-/// other ranks' rows its residual is then what it was, unless residuals are sent, too. All buffers
-/// are [num_rows, width] at the strides of the own ones; those of the rank itself are its own
-/// residual and out. Neither is read by the product whose sums are exchanged, or after it.
+/// Where rows have owners (have_owners) each rank norms those that it owns, and sends them to all.
+/// Of other ranks' rows its residual is then what it was, unless residuals are sent, too. All
+/// buffers are [num_rows, width] at the strides of the own ones; those of the rank itself are its
+/// own residual and out. Neither is read by the product whose sums are exchanged, or after it.
 struct OwnedRows {
   void* out[kMaxRanks] = {};
   void* residual[kMaxRanks] = {};  // null: residuals are not sent

@@ -1,6 +1,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/common/launch.cuh"
+#include "kernels/exchange/exchange.cuh"
 #include "kernels/steps/step_rows.h"
 
 namespace openspec {
@@ -106,6 +107,9 @@ __global__ void __launch_bounds__(kThreads) commit_rows_kernel(CommitRowsParams 
   if (s >= header.num_spans) {
     if (s < params.num_spans && lane == 0) params.num_computed[s] = 0;
     return;
+  }
+  if (params.exchange != nullptr && s == 0 && lane == 0) {
+    params.out_counts[header.ring_index] = cuda::take_counts(*params.exchange);
   }
   const DeviceTable& table = params.table;
   const StepSpan span = params.input.spans[s];

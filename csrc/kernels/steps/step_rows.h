@@ -5,6 +5,7 @@
 
 #include "kernels/choose/sampling_params.h"
 #include "kernels/common/rows.h"
+#include "kernels/exchange/exchange.h"
 
 /// The small ops around the forward pass of a step on CUDA: what the host plans in terms of
 /// sequences becomes rows, and the rows' choices become committed tokens, without the host. The CPU
@@ -179,6 +180,9 @@ struct CommitRowsParams {
   int32_t* out_logprob_ids = nullptr;  // [ring, max_samples, 1 + kMaxLogprobs], as the next
   float* out_logprobs = nullptr;
   int32_t* out_ranks = nullptr;  // [ring, max_samples]
+  // Where ranks share the target, this one's: what it counted goes to out_counts, too.
+  ExchangeState* exchange = nullptr;
+  ExchangeCounts* out_counts = nullptr;  // [ring]
 };
 int commit_rows_cuda(const CommitRowsParams& params, void* stream);
 

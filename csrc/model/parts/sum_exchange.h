@@ -15,12 +15,13 @@ namespace openspec {
 /// Rows of a round, at most: a pass of more goes through its exchange in slices.
 inline constexpr int kMaxRoundRows = kMaxRowsToOwners;
 
-/// Rows whose sums a slot of an exchange holds, of passes of `max_rows`: on the host one memory has
-/// all of a round's, on CUDA each rank has what comes to it.
-constexpr int slot_rows(Device device, int max_rows, int num_ranks) {
+/// Floats of a slot of an exchange, of passes of `max_rows`: on the host one memory has all of a
+/// round's sums, on CUDA each rank has what comes to it.
+constexpr int64_t slot_floats(Device device, int num_ranks, int max_splits, int max_rows,
+                              int width) {
   const int most = std::min(max_rows, kMaxRoundRows);
-  if (device == Device::kCpu) return most;
-  return std::max(std::min(most, kMaxRowsToAll), inbox_rows(most, num_ranks));
+  if (device == Device::kCpu) return int64_t{max_splits} * most * width;
+  return slot_floats(num_ranks, max_splits, most, width);
 }
 
 /// A rank's way to the sums of all ranks, and to columns of which each has some. In a pass all

@@ -80,9 +80,9 @@ class DenseTarget final : public TargetModel, DecoderModel<DenseConfig, DenseTen
     const int num_splits =
         std::max(linear_num_splits(c.hidden_size, part.q_heads.whole * c.head_dim),
                  linear_num_splits(c.hidden_size, part.intermediate.whole));
-    const int num_rows = slot_rows(setup.device, setup.limits.max_rows, setup.rank.size);
-    return static_cast<size_t>(num_splits) * static_cast<size_t>(num_rows) *
-           static_cast<size_t>(c.hidden_size) * sizeof(float);
+    return static_cast<size_t>(slot_floats(setup.device, setup.rank.size, num_splits,
+                                           setup.limits.max_rows, c.hidden_size)) *
+           sizeof(float);
   }
 
   std::vector<Weights*> weights() override { return {&weights_}; }

@@ -31,6 +31,7 @@ class DeviceExchange::Rank final : public SumExchange {
 
   std::byte* memory() { return memory_.at(0); }
   void set_view(const Exchange& view) { view_ = view; }
+  ExchangeState* state() const { return state_of(view_, view_.rank); }
   void clear() {
 #ifdef OPENSPEC_CUDA
     device::check(clear_exchange_cuda(view_, nullptr), "clear_exchange");
@@ -45,7 +46,7 @@ class DeviceExchange::Rank final : public SumExchange {
   void take(const ExecContext& exec, RmsNormParams norm, bool shares_residual) override {
     norm.exchange = &view_;
     OwnedRows owned;
-    if (have_owners(norm.num_rows)) {
+    if (have_owners(norm.num_rows, norm.width)) {
       find_everywhere(norm.out, owned.out);
       if (shares_residual) find_everywhere(norm.residual, owned.residual);
       norm.owned = &owned;
@@ -125,6 +126,10 @@ DeviceExchange::DeviceExchange(const TargetSetup& whole, std::vector<int> device
 DeviceExchange::~DeviceExchange() = default;
 
 SumExchange& DeviceExchange::rank(int rank) { return *ranks_.at(static_cast<size_t>(rank)); }
+
+ExchangeState* DeviceExchange::state(int rank) const {
+  return ranks_.at(static_cast<size_t>(rank))->state();
+}
 
 void DeviceExchange::fail() {
   volatile uint32_t* faults = faults_.as<uint32_t>();

@@ -27,6 +27,8 @@ class DeviceExchange {
   int size() const { return static_cast<int>(devices_.size()); }
   int device(int rank) const { return devices_.at(static_cast<size_t>(rank)); }
   SumExchange& rank(int rank);
+  /// On the rank's device.
+  ExchangeState* state(int rank) const;
   /// As SumExchange::give_area of the rank.
   void give_area(int rank, void* data, size_t bytes) { this->rank(rank).give_area(data, bytes); }
 

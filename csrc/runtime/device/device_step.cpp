@@ -224,6 +224,10 @@ void DeviceStep::collect(StepLease& lease) {
   ring_.await(entry);
   masked_.note_collected(lease);
   lease.seconds = ranks_.first().seconds(entry);
+  lease.exchange.clear();
+  for (int rank = 0; ranks_.size() > 1 && rank < ranks_.size(); ++rank) {
+    lease.exchange.push_back(ranks_[rank].arrays().outcome.exchange[entry]);
+  }
   lease.results.clear();
   lease.num_rows = 0;
   for (size_t i = 0; i < lease.requests.size(); ++i) {

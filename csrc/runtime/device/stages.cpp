@@ -249,7 +249,9 @@ void DeviceStages::commit(const StepShape& shape) {
                                   .out_scores = arrays_.outcome.scores,
                                   .out_logprob_ids = arrays_.outcome.logprob_ids,
                                   .out_logprobs = arrays_.outcome.logprobs,
-                                  .out_ranks = arrays_.outcome.ranks},
+                                  .out_ranks = arrays_.outcome.ranks,
+                                  .exchange = context_.exchange,
+                                  .out_counts = arrays_.outcome.exchange},
                                  exec_.stream),
                 "commit_rows");
 }

@@ -10,6 +10,7 @@
 #include "core/page_pool.h"
 #include "core/row_layout.h"
 #include "grammar/grammar_work.h"
+#include "kernels/exchange/exchange.h"
 
 namespace openspec {
 
@@ -57,6 +58,8 @@ struct SpanDetail {
   double seconds = 0.0;  // since the step before it was collected, or since its launch
   double device_seconds = 0.0;
   std::optional<double> draft_seconds;  // of these, for proposing; none: not known
+  // Of each rank on a device of its own, that it waited for others; of device_seconds.
+  std::vector<double> wait_seconds;
 };
 
 /// What one sequence gets from a step. One that reaches its last known token gets tokens, unless
@@ -125,6 +128,8 @@ struct StepLease {
   int num_rows = 0;            // laid out, at most
   double seconds = 0.0;        // that the device worked on it
   double draft_seconds = 0.0;  // of these, for proposing; the host's own step
+  // Of each rank on a device of its own.
+  std::vector<ExchangeCounts> exchange;
   Clock::time_point launched_at;
   // Steps up to this one, each with a row of a sequence at most, from whose rows the drafter has
   // yet to learn.

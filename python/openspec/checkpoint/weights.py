@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from openspec.checkpoint.dummy import load_dummy_weights
 from openspec.checkpoint.float16 import FLOAT16, Float16Weights
 from openspec.checkpoint.folder import find_file, is_plain_name, open_folder
 from openspec.checkpoint.quantization.declared import CODES
@@ -163,6 +162,8 @@ def load_weights(
     done = 0
     last_log = start = time.monotonic()
     if is_dummy:
+        from openspec.checkpoint.dummy import load_dummy_weights  # which imports numpy
+
         done = load_dummy_weights(runner, (weight_format or WeightFormat()).quantized)
         logger.warning("weights: random ones, as load_format is dummy; the model writes nonsense")
     for part, file in files:

@@ -95,11 +95,8 @@ def plan_engine(
     """
     share, phases = share or Share(), phases or Phases()
     config.check()
+    load_kernels_early(config)
     num_ranks = config.tensor_parallel_size
-    if num_ranks > 1 and config.device != "cpu":
-        # A kernel that is loaded when it is first launched waits for all others of its device,
-        # which may wait for those of another rank. CUDA reads this when it is first used.
-        os.environ[MODULE_LOADING] = "EAGER"
     device = choose_device(config.device, _C.why_no_cuda())
     if device is CUDA and num_ranks > 1:
         names = _C.cuda_device_names()
@@ -131,6 +128,16 @@ def _weight_format(config: EngineConfig, model_config: ModelConfig) -> WeightFor
             "files; take the config.json in bfloat16, with --quantization"
         )
     return weight_format(target_tensors(config.model_path), declared)
+
+
+def load_kernels_early(config: EngineConfig) -> None:
+    """Has CUDA load all kernels when it is first used, which follows, where ranks share a model.
+
+    One that is loaded when it is first launched waits for all others of its device, which may wait
+    for those of another rank.
+    """
+    if config.tensor_parallel_size > 1 and config.device != "cpu":
+        os.environ[MODULE_LOADING] = "EAGER"
 
 
 def _choose_drafter(

@@ -11,6 +11,8 @@ import sys
 
 from openspec import _grammar
 from openspec.errors import RequestError
+from openspec.grammar.patterns.nodes import PatternError
+from openspec.grammar.patterns.pattern import Pattern
 
 DIALECTS = "a grammar is in EBNF (root ::= ...) or in Lark (start: ...)"
 _RULE = re.compile(r"^[ \t]*\w+(\.\d+)?\s*:(?!:)", re.MULTILINE)
@@ -56,6 +58,10 @@ def lark_as_ebnf(source: str) -> str:
     if not _RULE.search(bare):
         raise RequestError(f"it has no rule; {DIALECTS}")
     source = _HIDDEN.sub(lambda found: _in_double_quotes(found[0]), source)
+    patterns = [found for found in _HIDDEN.finditer(source) if re.match("/[^/]", found[0])]
+    for found in patterns:
+        if "[[:" in found[0]:  # which the library takes for characters of its own
+            _check_pattern(found[0])
     try:
         return _grammar.lark_as_ebnf(source)
     except _grammar.Complaint as error:
@@ -65,7 +71,24 @@ def lark_as_ebnf(source: str) -> str:
         for pattern, reason in _COMPLAINTS:
             if found := pattern.search(str(error)):
                 raise RequestError(f"{reason.format(found[1])}{where}") from None
+        for found in patterns:
+            if place and _place_of(source, found.start()) == place[0]:
+                _check_pattern(found[0])
         raise RequestError(f"it is no Lark that can be read{where}; {DIALECTS}") from None
+
+
+def _check_pattern(text: str) -> None:
+    """Refuses a pattern between slashes by what no pattern here may have."""
+    try:
+        Pattern(text[1:-1])
+    except PatternError as error:
+        raise RequestError(f"Lark's {text[:64]!r}: {error}") from None
+
+
+def _place_of(source: str, at: int) -> str:
+    """Where a character stands, in the library's words."""
+    before = source[:at]
+    return f"at line {before.count(chr(10)) + 1}, column {at - before.rfind(chr(10))}"
 
 
 def _in_double_quotes(text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from openspec.config import EngineConfig
 from openspec.engine.devices import Links, links_between, visible_devices
-from openspec.engine.plan import plan_engine  # which says why _C does not load
+from openspec.engine.plan import load_kernels_early, plan_engine  # which says why _C does not load
 
 # isort: split
 from openspec import _C
@@ -22,6 +22,7 @@ def examine_machine(config: EngineConfig) -> Iterator[str]:
     Raises:
         ConfigError: the engine cannot be, with the remedy.
     """
+    load_kernels_early(config)
     if why := _C.why_no_cuda():
         yield f"GPUs: none that can be used ({why})"
     else:
@@ -36,7 +37,17 @@ def examine_machine(config: EngineConfig) -> Iterator[str]:
             links,
             [[_C.cuda_peer(a, b) if a != b else (True, 0) for b in places] for a in places],
         )
-    yield f"memory: {plan_engine(config).memory.describe()}"
+    planned = plan_engine(config)
+    yield f"memory: {planned.memory.describe()}"
+    num_ranks = config.tensor_parallel_size
+    if num_ranks > 1 and planned.device.is_host:
+        yield "exchange: not timed, the ranks are threads of the CPU"
+    elif num_ranks > 1:
+        shared, alone = (1e6 * seconds for seconds in _C.time_exchange(num_ranks))
+        yield (
+            f"exchange: {shared:.1f} us for a row's product and norm with the sums of {num_ranks} "
+            f"GPUs, {alone:.1f} us without"
+        )
 
 
 def link_table(links: Links, peers: Sequence[Sequence[Peer]]) -> Iterator[str]:

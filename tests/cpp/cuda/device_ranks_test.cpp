@@ -56,7 +56,7 @@ class Turns final : public SumExchange {
     meet(exec);
   }
   void take(const ExecContext& exec, RmsNormParams norm, bool shares_residual) override {
-    num_owned_ += have_owners(norm.num_rows);
+    num_owned_ += have_owners(norm.num_rows, norm.width);
     exchange_.take(exec, norm, shares_residual);
     meet(exec);
   }

@@ -83,8 +83,12 @@ class SharedProduct {
 
   const Shape& shape() const { return whole_.shape(); }
   int num_ranks() const { return static_cast<int>(shards_.size()); }
-  int64_t slot_floats(int num_rows) const {
-    return int64_t{shape().num_splits} * inbox_rows(num_rows, num_ranks()) * shape().num_outputs;
+  /// For rounds of up to so many rows.
+  int64_t slot_floats(int max_rows) const {
+    return openspec::slot_floats(num_ranks(), shape().num_splits, max_rows, shape().num_outputs);
+  }
+  RoundForm form(int num_rows) const {
+    return round_form(num_ranks(), shape().num_splits, num_rows, shape().num_outputs);
   }
 
   /// One rank's part of a round.
@@ -141,14 +145,16 @@ class SharedProduct {
   }
   /// Whether the ranks have one device's outputs, and of owned rows its residual.
   void check_owners_are_like_the_whole(int num_rows, const std::string& what) const {
+    const RowOwners owners = form(num_rows).owners;
     const std::vector<uint16_t> residual = ends_.back()->residual.download<uint16_t>();
     const std::vector<uint16_t> out = ends_.back()->out.download<uint16_t>();
     const auto width = static_cast<size_t>(shape().num_outputs);
     for (size_t rank = 0; rank < shards_.size(); ++rank) {
       const std::vector<uint16_t> found = ends_[rank]->residual.download<uint16_t>();
       bool is_same = ends_[rank]->out.download<uint16_t>() == out;
-      for (size_t row = rank; row < static_cast<size_t>(num_rows); row += shards_.size()) {
-        const auto at = static_cast<ptrdiff_t>(row * width);
+      for (int place = 0; place < owners.rows_of(static_cast<int>(rank), num_rows); ++place) {
+        const int row = owners.row_of(static_cast<int>(rank), place);
+        const auto at = static_cast<ptrdiff_t>(static_cast<size_t>(row) * width);
         is_same = is_same &&
                   std::equal(found.begin() + at, found.begin() + at + static_cast<ptrdiff_t>(width),
                              residual.begin() + at);
@@ -166,6 +172,10 @@ class SharedProduct {
              std::to_string(num_ranks()) + ", " + what + ": other bits than one device's");
       }
     }
+  }
+  /// All residuals as they were at first.
+  void start_again() {
+    for (const std::unique_ptr<End>& end : ends_) end->residual.upload(residual_);
   }
   /// The value of activation (0, 0) of all.
   void set_first_x(uint16_t value) {

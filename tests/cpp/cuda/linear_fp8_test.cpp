@@ -73,6 +73,33 @@ bool has_row(const CodedMatrix& matrix, Out out, const std::vector<uint8_t>& got
   return true;
 }
 
+/// What a rank has in its inbox after a round, by the sums of all splits: those of the rows that it
+/// takes, and in the first one all that the first rank adds.
+std::vector<uint8_t> inbox_of(const std::vector<uint8_t>& partials, const Shape& shape,
+                              const RoundForm& form, int rank, int num_rows) {
+  const auto width = static_cast<size_t>(shape.num_outputs);
+  const int num_sums = form.num_sums(shape.num_splits);
+  std::vector<uint8_t> inbox(static_cast<size_t>(num_sums * form.inbox_rows) * width * 4, 0xff);
+  for (int row = 0; row < num_rows; ++row) {
+    if (form.owners.exist() && form.owners.rank_of(row) != rank) continue;
+    const int place = form.owners.exist() ? form.owners.place_of(row) : row;
+    for (int sum = 0; sum < num_sums; ++sum) {
+      const int last = sum + form.first_sum, first = sum == 0 ? 0 : last;
+      for (size_t output = 0; output < width; ++output) {
+        const auto split_sum = [&](int split) {
+          const auto at = static_cast<size_t>(split * num_rows + row) * width + output;
+          return element(partials, Out::kF32, at);
+        };
+        float of_all = split_sum(first);
+        for (int split = first + 1; split <= last; ++split) of_all += split_sum(split);
+        const auto at = static_cast<size_t>(sum * form.inbox_rows + place) * width + output;
+        std::memcpy(&inbox[at * 4], &of_all, 4);
+      }
+    }
+  }
+  return inbox;
+}
+
 }  // namespace
 
 // Row k of x is 1 at input k: its outputs are the weights of k, by each kernel.
@@ -373,9 +400,12 @@ TEST(shards_have_the_bits_of_the_whole) {
   }
 }
 
+// To all, to the owners of rows, and there with splits that the first rank has added.
 TEST(ranks_send_the_sums_of_the_whole) {
-  for (const char* name : {"4B o", "4B down", "Qwen2.5 72B down", "three uneven splits"}) {
-    const Shape& shape = coded_shape(name);
+  for (const Shape& shape :
+       {coded_shape("4B o"), coded_shape("4B down"), coded_shape("Qwen2.5 72B down"),
+        coded_shape("three uneven splits"), Shape{"2560 outputs", 2560, 1072, kNone, 4},
+        Shape{"5120 outputs", 5120, 1120, kNone, 8}}) {
     const auto width = static_cast<size_t>(shape.num_inputs);
     const std::vector<uint16_t> x = random_bf16(width * kMaxRows, 1.5f, 39);
     const DeviceBuffer device_x(x);
@@ -386,10 +416,11 @@ TEST(ranks_send_the_sums_of_the_whole) {
                                               matrix.of_splits(n / 2, n)};
       const DeviceMatrix whole(matrix),
           ranks_own[] = {DeviceMatrix(parts[0]), DeviceMatrix(parts[1])};
-      for (const int num_rows : {1, 8, 24, 33, 64, 200}) {
-        const std::vector<uint8_t> expected =
+      for (const int num_rows : {1, 8, 24, 33, 64, 200, 256}) {
+        const std::vector<uint8_t> partials =
             outputs_of(whole.weight(), device_x.data(), num_rows, Out::kPartials);
-        const Ranks ranks(2, static_cast<int64_t>(expected.size() / 4));
+        const RoundForm form = round_form(2, n, num_rows, shape.num_outputs);
+        const Ranks ranks(2, slot_floats(2, n, num_rows, shape.num_outputs));
         for (int rank = 0; rank < 2; ++rank) {
           const CodedMatrix& part = parts[static_cast<size_t>(rank)];
           std::vector<uint16_t> own_x;
@@ -409,6 +440,7 @@ TEST(ranks_send_the_sums_of_the_whole) {
           CHECK_CUDA(cudaDeviceSynchronize());
         }
         for (int rank = 0; rank < 2; ++rank) {
+          const std::vector<uint8_t> expected = inbox_of(partials, shape, form, rank, num_rows);
           std::vector<uint8_t> inbox(expected.size());
           CHECK_CUDA(cudaMemcpy(inbox.data(), ranks[rank].memory[rank], inbox.size(),
                                 cudaMemcpyDeviceToHost));

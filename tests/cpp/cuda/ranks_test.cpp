@@ -257,6 +257,44 @@ TEST(a_rank_that_is_late_ends_the_engine_in_time) {
   }
 }
 
+TEST(steps_count_rounds_and_waits) {
+  using std::chrono::milliseconds;
+  constexpr auto kDelay = milliseconds(50);
+  const RunnerConfig config = testing::small_device_config();
+  const auto whole = make_runner(config);
+  run_prompt(*whole, random_prompt(1, 20, kVocab));
+  CHECK(whole->stats().exchange.empty());
+
+  const auto runner = make_runner(shared(config));
+  runner->measure_step_times(0.05);
+  const auto step = [&](int seed) {
+    const std::vector<ExchangeCounts> before = runner->stats().exchange;
+    run_prompt(*runner, random_prompt(seed, 20, kVocab));
+    std::vector<ExchangeCounts> counts = runner->stats().exchange;
+    CHECK_EQ(counts.size(), static_cast<size_t>(kRanks));
+    for (size_t rank = 0; rank < before.size(); ++rank) {
+      counts[rank].num_rounds -= before[rank].num_rounds;
+      counts[rank].wait_ns -= before[rank].wait_ns;
+    }
+    return counts;
+  };
+  const auto delay_ns = static_cast<uint64_t>(std::chrono::nanoseconds(kDelay).count());
+  for (const int late : {0, 1}) {
+    runner->set_stage_hook(nullptr);
+    step(2);
+    runner->set_stage_hook([&](const char* stage) {
+      if (stage == "rank " + std::to_string(late)) std::this_thread::sleep_for(kDelay);
+    });
+    const std::vector<ExchangeCounts> counts = step(3);
+    for (const ExchangeCounts& rank : counts) {
+      CHECK_EQ(rank.num_rounds, static_cast<uint64_t>(2 * config.target.num_layers()));
+    }
+    CHECK_GT(counts[static_cast<size_t>(1 - late)].wait_ns, delay_ns / 2);
+    CHECK_LT(counts[static_cast<size_t>(1 - late)].wait_ns, 10 * delay_ns);
+    CHECK_LT(counts[static_cast<size_t>(late)].wait_ns, delay_ns / 2);
+  }
+}
+
 TEST(a_drafter_for_one_device_is_refused) {
   class OnDevice final : public Drafter {
    public:

@@ -178,12 +178,18 @@ TEST(rms_norm_of_partials_is_that_of_their_rounded_sum) {
   }
 }
 
+// Few wide rows of partial sums are normed by clusters, many by a block each.
 TEST(rms_norm_rows_are_invariant_bit_for_bit) {
   Rng rng(3);
   constexpr size_t kRows = 256;
-  for (const size_t width : {1024, 2560, 5120}) {
-    for (const Delta kind : {Delta::kNone, Delta::kRow, Delta::kPartials}) {
-      const Input input = random_input(rng, kRows, width, kind, 4);
+  struct Added {
+    Delta kind;
+    size_t num_partials;
+  };
+  for (const size_t width : {1024, 2560, 2576, 4096, 5120, 8192}) {
+    for (const Added added : {Added{Delta::kNone, 0}, Added{Delta::kRow, 0},
+                              Added{Delta::kPartials, 4}, Added{Delta::kPartials, 7}}) {
+      const Input input = random_input(rng, kRows, width, added.kind, added.num_partials);
       const Result all = run_cuda(input);
       for (const size_t count : {1, 2, 3, 5, 8, 16, 24, 33, 64, 100, 128, 255}) {
         const size_t begin = static_cast<size_t>(rng.integer(0, static_cast<int>(kRows - count)));
@@ -288,20 +294,22 @@ TEST(rms_norm_keeps_nan_in_its_row) {
 }
 
 // Launches that depend on each other overlap (launch.cuh); each has to wait for the one before it.
-TEST(rms_norm_in_a_graph_follows_the_order_of_the_stream) {
-  Rng rng(5);
-  constexpr size_t kRows = 16, kWidth = 2560;
+void check_order(const Input& input) {
   constexpr int kLaunches = 40;
-  const Input input = random_input(rng, kRows, kWidth, Delta::kRow);
-  const DeviceBuffer weight(input.weight);
-  DeviceBuffer residual(input.residual), first(input.delta), second(input.delta.size() * 2);
+  const DeviceBuffer weight(input.weight), partials(input.partials);
+  const Bits start = input.delta.empty() ? input.residual : input.delta;
+  DeviceBuffer residual(input.residual), first(start), second(start.size() * 2);
   cudaStream_t stream;
   CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   const auto launch_all = [&](bool waits) {
     for (int i = 0; i < kLaunches; ++i) {
       RmsNormParams params = shape_of(input);
       params.residual = residual.data();
-      params.delta = i % 2 == 0 ? first.data() : second.data();
+      if (input.partials.empty()) {
+        params.delta = i % 2 == 0 ? first.data() : second.data();
+      } else {
+        params.delta_partials = partials.as<float>();
+      }
       params.weight = weight.as<float>();
       params.out = i % 2 == 0 ? second.data() : first.data();
       CHECK_CUDA(rms_norm_cuda(params, stream));
@@ -319,7 +327,7 @@ TEST(rms_norm_in_a_graph_follows_the_order_of_the_stream) {
   CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
   for (int replay = 0; replay < 3; ++replay) {
     residual.upload(input.residual);
-    first.upload(input.delta);
+    first.upload(start);
     second.poison();
     CHECK_CUDA(cudaDeviceSynchronize());
     CHECK_CUDA(cudaGraphLaunch(executable, stream));
@@ -329,6 +337,12 @@ TEST(rms_norm_in_a_graph_follows_the_order_of_the_stream) {
   CHECK_CUDA(cudaGraphExecDestroy(executable));
   CHECK_CUDA(cudaGraphDestroy(graph));
   CHECK_CUDA(cudaStreamDestroy(stream));
+}
+
+TEST(rms_norm_in_a_graph_follows_the_order_of_the_stream) {
+  Rng rng(5);
+  check_order(random_input(rng, 16, 2560, Delta::kRow));
+  check_order(random_input(rng, 16, 5120, Delta::kPartials, 4));
 }
 
 TEST(rms_norm_refuses_what_it_cannot_do) {

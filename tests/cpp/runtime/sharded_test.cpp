@@ -325,17 +325,20 @@ TEST(inboxes_on_cuda_hold_a_round_and_have_a_limit) {
                                    .limits = {.max_rows = max_rows},
                                    .rank = {.size = num_ranks}});
   };
-  const auto expected = [](size_t rows) {
-    return kInboxSlots * 8 * rows * 8192 * sizeof(float) + sizeof(ExchangeState);
+  const auto expected = [](size_t sums) {
+    return kInboxSlots * sums * 8192 * sizeof(float) + sizeof(ExchangeState);
   };
   CHECK_EQ(bytes(8192, 1, 2048), size_t{0});
-  for (const int num_ranks : {2, 8}) {
-    CHECK_EQ(bytes(8192, num_ranks, 4), expected(4));
-    for (const int max_rows : {256, 300, 512, 2048}) {
-      CHECK_EQ(bytes(8192, num_ranks, max_rows), expected(256));
-    }
-  }
-  CHECK_THROWS(bytes(16384, 2, 2048), ArgumentError, "would take 384 MiB of each, more than 256");
+  CHECK_EQ(bytes(8192, 2, 4), expected(8 * 4));
+  CHECK_EQ(bytes(8192, 2, 32), expected(8 * 32));
+  // The other of two ranks gets its own four sums and one of the first rank's, of four rows in
+  // five.
+  CHECK_EQ(bytes(8192, 2, 256), expected(5 * 204));
+  CHECK_EQ(bytes(8192, 2, 2048), expected(5 * 409));
+  CHECK_EQ(bytes(8192, 4, 2048), expected(7 * 128));
+  for (const int max_rows : {32, 64, 256}) CHECK_EQ(bytes(8192, 8, max_rows), expected(8 * 32));
+  CHECK_EQ(bytes(8192, 8, 2048), expected(8 * 64));
+  CHECK_THROWS(bytes(16384, 2, 2048), ArgumentError, "would take 383 MiB of each, more than 256");
 }
 
 TEST(a_rank_has_its_part_of_the_memory) {

@@ -120,6 +120,9 @@ class EngineCore:
         stats.verify_seconds = runner.stats.verify_seconds
         stats.unsplit_seconds = runner.stats.unsplit_seconds
         stats.rest_seconds = runner.stats.rest_seconds
+        of_gpus = runner.stats.exchange
+        stats.exchange_rounds = [num_rounds for num_rounds, _ in of_gpus]
+        stats.exchange_wait_seconds = [seconds for _, seconds in of_gpus]
         stats.num_step_failures = self._num_step_failures
         stats.num_admission_failures = self._num_admission_failures
         return copy.deepcopy(stats)

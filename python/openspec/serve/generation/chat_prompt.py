@@ -259,13 +259,10 @@ def _render_request(
     kwargs: dict[str, JsonValue] = {
         key: plain_json(value) for key, value in (request.chat_template_kwargs or {}).items()
     }
-    tools = request.tools
-    if isinstance(request, ChatCompletionRequest):
-        wish = request.wants_thinking()
-        if wish is not None and not any(name in kwargs for name in THINKING_KWARGS):
-            kwargs[THINKING_KWARGS[0]] = wish
-        if request.tool_choice == "none":
-            tools = None
+    wish = request.wants_thinking()
+    if wish is not None and not any(name in kwargs for name in THINKING_KWARGS):
+        kwargs[THINKING_KWARGS[0]] = wish
+    tools = request.tools if request.tool_choice != "none" else None
     return to_json(
         {
             "messages": messages,

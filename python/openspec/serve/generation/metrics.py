@@ -189,6 +189,24 @@ class ServerMetrics:
             for part, value in step_seconds(stats).items():
                 seconds.add_metric([str(engine), part], value)
         yield from self._shown(OWN, seconds)
+        yield from self._shown(
+            OWN,
+            _by_number(
+                "device",
+                "exchange_rounds",
+                "Products whose sums GPUs of the engine exchanged.",
+                [stats.exchange_rounds for stats in self._stats],
+            ),
+        )
+        yield from self._shown(
+            OWN,
+            _by_number(
+                "device",
+                "exchange_wait_seconds",
+                "That a GPU of the engine waited for the others.",
+                [stats.exchange_wait_seconds for stats in self._stats],
+            ),
+        )
         failures = CounterMetricFamily(
             "engine_failures", "How often the engine died or hung.", labels=["engine", "code"]
         )
@@ -202,12 +220,9 @@ class ServerMetrics:
 
     def _by_position(self, name: str, text: str, counts: Sequence[list[int]]) -> Metric:
         """Counts by engine and position, with zeros up to the depth of drafts."""
-        family = CounterMetricFamily(name, text, labels=["engine", "position"])
-        for engine, of in enumerate(counts):
-            num_missing = self._info.num_speculative_tokens - len(of)
-            for position, count in enumerate(of + [0] * num_missing):
-                family.add_metric([str(engine), str(position)], count)
-        return family
+        depth = self._info.num_speculative_tokens
+        whole = [of + [0] * (depth - len(of)) for of in counts]
+        return _by_number("position", name, text, whole)
 
     def render(self) -> bytes:
         """The exposition text, a moment old: writing it takes milliseconds of the event loop."""
@@ -236,6 +251,17 @@ class ServerMetrics:
             for sample, own in zip(samples, labels, strict=True):
                 metric.add_sample(prefix + sample.name, own, sample.value)
             yield metric
+
+
+def _by_number(
+    label: str, name: str, text: str, counts: Sequence[Sequence[float]]
+) -> CounterMetricFamily:
+    """Counts by engine and number within it."""
+    family = CounterMetricFamily(name, text, labels=["engine", label])
+    for engine, of in enumerate(counts):
+        for number, count in enumerate(of):
+            family.add_metric([str(engine), str(number)], count)
+    return family
 
 
 def kv_cache_usage(stats: EngineStats) -> float:

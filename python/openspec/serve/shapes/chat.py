@@ -262,19 +262,6 @@ Messages: TypeAlias = Annotated[
 ]
 
 
-class ChatFields(Model):
-    """How messages are rendered into a prompt by the model's chat template."""
-
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
-    chat_template_kwargs: dict[str, object] | None = None
-    """Known keys only, such as `enable_thinking`."""
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    """Leave the last message open, for the model to go on with it."""
-    add_special_tokens: bool | None = None
-    """Of texts; a chat has those of its template."""
-
-
 class ThinkingField(Model):
     """`thinking` as Anthropic's, DeepSeek's and Zhipu's APIs have it."""
 
@@ -292,26 +279,21 @@ class ReasoningField(Model):
     """As `include_reasoning: false`."""
 
 
-class ChatCompletionRequest(ChatFields, GenerationFields):
-    """POST /v1/chat/completions."""
+class ChatFields(Model):
+    """How messages are rendered into a prompt by the model's chat template."""
 
-    messages: Messages
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
-    """Older name of `max_completion_tokens`. Default: what the context leaves."""
-    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
-    echo: bool | None = None
-    """Not supported for chat."""
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_MESSAGES)] | None = None
     tool_choice: str | dict[str, object] | None = None
     """"none", "auto", "required", or the function to call."""
-    parallel_tool_calls: bool | None = None
-    """False keeps only the first call."""
-    response_format: ResponseFormat | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    """Known keys only, such as `enable_thinking`."""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    """Leave the last message open, for the model to go on with it."""
+    add_special_tokens: bool | None = None
+    """Of texts; a chat has those of its template."""
     reasoning_effort: Effort | None = None
     """"none" turns thinking off, anything else on; there are no degrees."""
-    include_reasoning: bool | None = None
-    """False keeps the model's thinking out of the answer."""
     enable_thinking: bool | None = None
     """Whether to think, by Qwen's name."""
     think: bool | Effort | None = None
@@ -342,6 +324,24 @@ class ChatCompletionRequest(ChatFields, GenerationFields):
                 next(iter(found)),
             )
         return next(iter(found.values()), None)
+
+
+class ChatCompletionRequest(ChatFields, GenerationFields):
+    """POST /v1/chat/completions."""
+
+    messages: Messages
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
+    """Older name of `max_completion_tokens`. Default: what the context leaves."""
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = None
+    echo: bool | None = None
+    """Not supported for chat."""
+    parallel_tool_calls: bool | None = None
+    """False keeps only the first call."""
+    response_format: ResponseFormat | None = None
+    include_reasoning: bool | None = None
+    """False keeps the model's thinking out of the answer."""
 
 
 class TokenizeRequest(ChatFields):

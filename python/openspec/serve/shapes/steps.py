@@ -39,6 +39,7 @@ def shown_steps(
                 _ms(step.seconds),
                 _ms(step.device_seconds),
                 None if step.draft_seconds is None else _ms(step.draft_seconds),
+                [_ms(seconds) for seconds in step.wait_seconds] or UNSET,
             )
         )
         first = end

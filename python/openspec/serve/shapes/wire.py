@@ -145,6 +145,8 @@ class Step(msgspec.Struct, gc=False):
     time_ms: float
     device_time_ms: float
     draft_time_ms: float | None
+    wait_time_ms: list[float] | UnsetType = UNSET
+    """By GPU where several share the model."""
 
 
 class RequestMetrics(msgspec.Struct):
