@@ -162,12 +162,13 @@ __device__ __forceinline__ uint64_t nanoseconds() {
 /// Whether a wait that began at `since` (0: now) is to be given up: its time is over, or that of
 /// another wait was. Sets the fault.
 __device__ __forceinline__ bool is_too_late(const Inbox& inbox, uint64_t& since) {
-  volatile uint32_t* fault = inbox.fault;
+  volatile uint64_t* fault = &inbox.state->fault;
   if (*fault != 0) return true;
   const uint64_t now = nanoseconds();
   if (since == 0) since = now;
   if (now - since < inbox.deadline_ns) return false;
   *fault = kExchangeIsLate;
+  *inbox.fault = kExchangeIsLate;
   return true;
 }
 

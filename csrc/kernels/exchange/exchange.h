@@ -72,14 +72,16 @@ struct Exchange {
   int rank = 0;                           // whose view this is
   std::byte* memory[kMaxRanks] = {};      // of each rank: exchange_bytes(slot_floats)
   int64_t slot_floats = 0;                // a multiple of 4
-  uint32_t* fault = nullptr;              // in device memory or pinned: see kExchangeIsLate
+  uint32_t* fault = nullptr;              // where the host may read it: see kExchangeIsLate
   uint64_t deadline_ns = 10'000'000'000;  // that a kernel waits at most
 };
 
-/// What a kernel writes to `fault` when something has not come in time. It then ends with wrong
-/// results, as every later one does at once. `clear_exchange_cuda` on all ranks begins anew.
+/// What a kernel writes to `fault` and to the rank's ExchangeState when something has not come in
+/// time. It then ends with wrong results, as every later one does at once. `clear_exchange_cuda` on
+/// all ranks begins anew.
 inline constexpr uint32_t kExchangeIsLate = 1;
-/// What the host writes there when a rank cannot do its part: those who wait for it end as well.
+/// What the host writes to the states when a rank cannot do its part: those who wait for it end as
+/// well.
 inline constexpr uint32_t kExchangeIsOff = 2;
 
 inline constexpr int kShareBlocks = 64;  // of share_columns_cuda
@@ -91,6 +93,9 @@ struct ExchangeState {
   uint64_t sending = 0, taking = 0;
   // Of the step under way: its first round, and how long was waited for other ranks so far.
   uint64_t first_round = 0, wait_ns = 0;
+  // Here, since who waits looks at it again and again: in host memory, hundreds of warps that look
+  // are late for what they wait for, and others for them.
+  uint64_t fault = 0;
   uint64_t owned_rows[kMaxRowsToOwners] = {};  // 1 + the last round in which a row's result came
   // Of share_columns_cuda: how many there were, how many blocks of this one are done, and 1 + the
   // last one for which a rank's block is ready to be sent to, and has sent.

@@ -38,6 +38,11 @@ class DeviceExchange::Rank final : public SumExchange {
 #endif
     device::synchronize(nullptr);
   }
+  /// Ends the waits of what runs and of what follows. `fault` lies in pinned memory.
+  void give_up(const uint64_t* fault) {
+    device::copy_to_device(&state()->fault, fault, sizeof *fault, beside_.handle());
+    device::synchronize(beside_.handle());
+  }
 
   void send(const ExecContext& exec, LinearParams product) override {
     product.exchange = &view_;
@@ -90,6 +95,7 @@ class DeviceExchange::Rank final : public SumExchange {
   const DeviceExchange& all_;
   Buffer memory_;
   Exchange view_;
+  device::Stream beside_;  // the passes, which may wait for each other
   std::vector<Area> areas_;
 };
 
@@ -109,6 +115,8 @@ DeviceExchange::DeviceExchange(const TargetSetup& whole, std::vector<int> device
                      "environment, as GPUs that share a model need it");
 
   faults_ = Buffer(devices_.size() * sizeof(uint32_t), Memory::kPinned);
+  off_ = Buffer(sizeof(uint64_t), Memory::kPinned);
+  *off_.as<uint64_t>() = kExchangeIsOff;
   Exchange view = {.num_ranks = size(), .slot_floats = slot_floats(whole)};
   view.deadline_ns = deadline_ns_;
   for (int rank = 0; rank < size(); ++rank) {
@@ -135,6 +143,12 @@ void DeviceExchange::fail() {
   volatile uint32_t* faults = faults_.as<uint32_t>();
   for (int rank = 0; rank < size(); ++rank) {
     if (faults[rank] == 0) faults[rank] = kExchangeIsOff;  // what is there came first
+    try {
+      const device::Use use(device(rank));
+      ranks_[static_cast<size_t>(rank)]->give_up(off_.as<uint64_t>());
+    } catch (const DeviceError&) {
+      // Nothing waits on a device that can do nothing more.
+    }
   }
 }
 

@@ -45,7 +45,7 @@ class DeviceExchange {
 
   std::vector<int> devices_;
   uint64_t deadline_ns_;
-  Buffer faults_;  // of each rank, in pinned memory
+  Buffer faults_, off_;  // of each rank, and what fail() writes to all; both in pinned memory
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
