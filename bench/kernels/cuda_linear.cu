@@ -2,12 +2,13 @@
 // graph with distinct weights, and every matrix alone, beside the read bandwidth of the same run;
 // then the matrices of draft models that have no counterpart there.
 //
-//   bench_cuda_linear [--json FILE] [--sweep]
+//   bench_cuda_linear [--json FILE] [--sweep | --formats]
 //
 // The chain has no small kernels between the linears; the engine's benchmark has. `auto` is what
 // linear_cuda chooses, `stream` and `wgmma` are its kernels by themselves, `cublas` is cuBLASLt
 // where it was found when building (the same products, rounded to bf16, without SwiGLU). --sweep
 // goes through the plans of both kernels, which decide speed and never bits, and shows the fastest.
+// --formats compares bf16 with e4m3, the LM head bf16 and left out of more than 256 rows.
 // Medians of replays; a matrix alone is 36 launches with 36 different weights.
 
 #include <cuda_bf16.h>
@@ -21,6 +22,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda_bench.h"
@@ -99,14 +101,26 @@ struct Matrix {
   int num_copies;
 
   uint8_t* weights = nullptr;
+  float* scales = nullptr;
   void* out = nullptr;
 
   size_t bytes() const { return linear_packed_bytes_cuda(num_outputs, num_inputs); }
+  size_t num_scales() const {
+    const auto count = static_cast<size_t>(num_outputs);
+    return std::max(count, count / 8 * (static_cast<size_t>(num_inputs) / kScaleInputs));
+  }
   int num_splits() const { return may_split ? linear_num_splits(num_outputs, num_inputs) : 1; }
-  LinearParams params(int copy, int num_rows, const void* x) const {
+  LinearParams params(int copy, int num_rows, const void* x,
+                      ScaleKind kind = ScaleKind::kNone) const {
     const bool is_apart = may_split && num_rows <= kMaxPartialRows;
     LinearParams params;
-    params.weight.data = weights + static_cast<size_t>(copy) * bytes();
+    if (kind != ScaleKind::kNone) {
+      params.weight.format = MatrixFormat::kE4M3;
+      params.weight.scale_kind = kind;
+      params.weight.scales = scales + static_cast<size_t>(copy) * num_scales();
+    }
+    params.weight.data = weights + static_cast<size_t>(copy) *
+                                       format_bytes(params.weight.format, num_outputs, num_inputs);
     params.weight.num_outputs = num_outputs;
     params.weight.num_inputs = num_inputs;
     params.weight.epilogue = epilogue;
@@ -147,6 +161,10 @@ class Bench {
     for (Matrix& matrix : matrices_) {
       matrix.weights = at;
       at += matrix.bytes() * static_cast<size_t>(matrix.num_copies);
+      const size_t num_scales = matrix.num_scales() * static_cast<size_t>(matrix.num_copies);
+      matrix.scales = bench::device_array<float>(num_scales);
+      // 4.4e-5: sums as moderate as those of bf16, whose silu takes as long.
+      CHECK_CUDA(cudaMemset(matrix.scales, 0x38, num_scales * sizeof(float)));
       matrix.out = bench::device_array<float>(static_cast<size_t>(matrix.num_splits()) * kMaxRows *
                                               static_cast<size_t>(matrix.num_outputs));
     }
@@ -172,28 +190,29 @@ class Bench {
   /// Microseconds to read so many bytes at the bandwidth of this run.
   double floor_us(size_t bytes) const { return static_cast<double>(bytes) / read_bandwidth_ * 1e6; }
 
-  double chain_us(const Linear& linear, int num_rows, int num_replays = 11) const {
+  double chain_us(const Linear& linear, int num_rows, int num_replays = 11,
+                  ScaleKind kind = ScaleKind::kNone, bool has_head = true) const {
     return median_us(
         [&](cudaStream_t stream) {
           for (int layer = 0; layer < kNumLayers; ++layer) {
             for (const Matrix& matrix : matrices_) {
               if (matrix.num_copies == 1) continue;
-              CHECK_CUDA(linear(matrix.params(layer, num_rows, x_), stream));
+              CHECK_CUDA(linear(matrix.params(layer, num_rows, x_, kind), stream));
             }
           }
-          CHECK_CUDA(linear(matrices_.back().params(0, num_rows, x_), stream));
+          if (has_head) CHECK_CUDA(linear(matrices_.back().params(0, num_rows, x_), stream));
         },
         num_replays);
   }
 
-  double matrix_us(const Matrix& matrix, const Linear& linear, int num_rows,
-                   int num_replays = 7) const {
+  double matrix_us(const Matrix& matrix, const Linear& linear, int num_rows, int num_replays = 7,
+                   ScaleKind kind = ScaleKind::kNone) const {
     const int num_launches = std::max(matrix.num_copies, 4);  // lm_head is larger than any cache
     return median_us(
                [&](cudaStream_t stream) {
                  for (int i = 0; i < num_launches; ++i) {
                    const int copy = i % matrix.num_copies;
-                   CHECK_CUDA(linear(matrix.params(copy, num_rows, x_), stream));
+                   CHECK_CUDA(linear(matrix.params(copy, num_rows, x_, kind), stream));
                  }
                },
                num_replays) /
@@ -241,6 +260,33 @@ void write_json(const char* path, const Bench& bench, const std::vector<Result>&
                 "  \"read_tb_per_s\": %.3f",
                 bench.weight_bytes(), bench.read_bandwidth() * 1e-12);
   bench::write_json(path, "bench/kernels/cuda_linear.cu", runs, text);
+}
+
+/// The linears of a step by the format of their weights, beside the time to read these bytes.
+void compare_formats(const Bench& bench) {
+  const std::pair<const char*, ScaleKind> formats[] = {
+      {"bf16", ScaleKind::kNone}, {"outputs", ScaleKind::kOutput}, {"blocks", ScaleKind::kBlock}};
+  const Linear linear = [](const LinearParams& p, cudaStream_t s) { return linear_cuda(p, s); };
+  const size_t head_bytes = bench.matrices().back().bytes();
+  const size_t layer_bytes = (bench.weight_bytes() - head_bytes) / 2;  // of e4m3, scales apart
+  std::printf("\nrows  scales of        us  x e4m3 floor  x bf16 | of each matrix (x bf16)\n");
+  for (const int num_rows : {1, 8, 16, 24, 32, 64, 128, 256, 550, 2048}) {
+    const bool has_head = num_rows <= kMaxPartialRows;
+    const double floor_us = bench.floor_us(layer_bytes + (has_head ? head_bytes : 0));
+    std::map<std::string, double> bf16_us;  // the first format's
+    for (const auto& [name, kind] : formats) {
+      const double us = bench.chain_us(linear, num_rows, 11, kind, has_head);
+      std::printf("%4d  %-8s  %9.1f  %12.3f  %6.3f |", num_rows, name, us, us / floor_us,
+                  us / bf16_us.emplace("chain", us).first->second);
+      for (const Matrix& matrix : bench.matrices()) {
+        if (matrix.num_copies == 1) continue;
+        const double one_us = bench.matrix_us(matrix, linear, num_rows, 5, kind);
+        std::printf("  %s %.2f (%.2f)", matrix.name, one_us,
+                    one_us / bf16_us.emplace(matrix.name, one_us).first->second);
+      }
+      std::printf("\n");
+    }
+  }
 }
 
 void sweep_stream(const Bench& bench) {
@@ -359,14 +405,16 @@ void sweep_wgmma(const Bench& bench) {
 
 int main(int argc, char** argv) {
   const char* json = nullptr;
-  bool is_sweep = false;
+  bool is_sweep = false, is_of_formats = false;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
       json = argv[++i];
     } else if (std::strcmp(argv[i], "--sweep") == 0) {
       is_sweep = true;
+    } else if (std::strcmp(argv[i], "--formats") == 0) {
+      is_of_formats = true;
     } else {
-      std::fprintf(stderr, "usage: %s [--json FILE] [--sweep]\n", argv[0]);
+      std::fprintf(stderr, "usage: %s [--json FILE] [--sweep | --formats]\n", argv[0]);
       return 2;
     }
   }
@@ -374,6 +422,10 @@ int main(int argc, char** argv) {
   std::printf("reading at %.2f TB/s, %.3f GB of weights take %.1f us\n",
               bench.read_bandwidth() * 1e-12, static_cast<double>(bench.weight_bytes()) * 1e-9,
               bench.floor_us(bench.weight_bytes()));
+  if (is_of_formats) {
+    compare_formats(bench);
+    return 0;
+  }
 
   const std::vector<Kernel> kernels = {
       {"auto", [](const LinearParams& p, cudaStream_t s) { return linear_cuda(p, s); }},

@@ -205,18 +205,19 @@ __device__ __forceinline__ constexpr uint64_t describe_form(uint32_t group_strid
 #define OPENSPEC_WGMMA_SUMS_16(i)                                                       \
   OPENSPEC_WGMMA_SUMS_4(i), OPENSPEC_WGMMA_SUMS_4(i + 4), OPENSPEC_WGMMA_SUMS_4(i + 8), \
       OPENSPEC_WGMMA_SUMS_4(i + 12)
-#define OPENSPEC_WGMMA(columns, places, a_place, b_place, keep_place, ...)                   \
+#define OPENSPEC_WGMMA_REGISTERS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+#define OPENSPEC_WGMMA(columns, places, a_place, b_place, keep_place, majors, inputs, ...)   \
   asm volatile(                                                                              \
       "{\n"                                                                                  \
       ".reg .pred keep;\n"                                                                   \
       "setp.ne.b32 keep, " keep_place                                                        \
       ", 0;\n"                                                                               \
       "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32.bf16.bf16 {" places "}, " a_place \
-      ", " b_place                                                                           \
-      ", keep, 1, 1, 0, 0;\n"                                                                \
+      ", " b_place ", keep, 1, 1, " majors                                                   \
+      ";\n"                                                                                  \
       "}"                                                                                    \
       : __VA_ARGS__                                                                          \
-      : "l"(a), "l"(b), "r"(keep))
+      : inputs, "l"(b), "r"(keep))
 
 /// d = a b^T + (keep ? d : 0): a is 64 x 16, b kColumns x 16, both bf16 and described above. Lane l
 /// of warp w gets in d[4 j + i] row 16 w + l / 4 + 8 (i / 2), column 8 j + 2 (l % 4) + i % 2.
@@ -226,17 +227,42 @@ __device__ __forceinline__ void multiply(float (&d)[kColumns / 2], uint64_t a, u
                                          int keep) {
   static_assert(kColumns == 32 || kColumns == 64 || kColumns == 96 || kColumns == 128);
   if constexpr (kColumns == 32) {
-    OPENSPEC_WGMMA("32", OPENSPEC_WGMMA_PLACES_16, "%16", "%17", "%18", OPENSPEC_WGMMA_SUMS_16(0));
+    OPENSPEC_WGMMA("32", OPENSPEC_WGMMA_PLACES_16, "%16", "%17", "%18", "0, 0", "l"(a),
+                   OPENSPEC_WGMMA_SUMS_16(0));
   } else if constexpr (kColumns == 64) {
-    OPENSPEC_WGMMA("64", OPENSPEC_WGMMA_PLACES_32, "%32", "%33", "%34", OPENSPEC_WGMMA_SUMS_16(0),
-                   OPENSPEC_WGMMA_SUMS_16(16));
+    OPENSPEC_WGMMA("64", OPENSPEC_WGMMA_PLACES_32, "%32", "%33", "%34", "0, 0", "l"(a),
+                   OPENSPEC_WGMMA_SUMS_16(0), OPENSPEC_WGMMA_SUMS_16(16));
   } else if constexpr (kColumns == 96) {
-    OPENSPEC_WGMMA("96", OPENSPEC_WGMMA_PLACES_48, "%48", "%49", "%50", OPENSPEC_WGMMA_SUMS_16(0),
-                   OPENSPEC_WGMMA_SUMS_16(16), OPENSPEC_WGMMA_SUMS_16(32));
+    OPENSPEC_WGMMA("96", OPENSPEC_WGMMA_PLACES_48, "%48", "%49", "%50", "0, 0", "l"(a),
+                   OPENSPEC_WGMMA_SUMS_16(0), OPENSPEC_WGMMA_SUMS_16(16),
+                   OPENSPEC_WGMMA_SUMS_16(32));
   } else {
-    OPENSPEC_WGMMA("128", OPENSPEC_WGMMA_PLACES_64, "%64", "%65", "%66", OPENSPEC_WGMMA_SUMS_16(0),
-                   OPENSPEC_WGMMA_SUMS_16(16), OPENSPEC_WGMMA_SUMS_16(32),
-                   OPENSPEC_WGMMA_SUMS_16(48));
+    OPENSPEC_WGMMA("128", OPENSPEC_WGMMA_PLACES_64, "%64", "%65", "%66", "0, 0", "l"(a),
+                   OPENSPEC_WGMMA_SUMS_16(0), OPENSPEC_WGMMA_SUMS_16(16),
+                   OPENSPEC_WGMMA_SUMS_16(32), OPENSPEC_WGMMA_SUMS_16(48));
+  }
+}
+
+/// As above with a in registers, which are taken until wait_products too: lane l of warp w holds
+/// columns 2 (l % 4) and the next of rows 16 w + l / 4 and that + 8, then columns 8 further of
+/// both.
+template <int kColumns>
+__device__ __forceinline__ void multiply(float (&d)[kColumns / 2], const uint32_t (&a)[4],
+                                         uint64_t b, int keep) {
+  if constexpr (kColumns == 32) {
+    OPENSPEC_WGMMA("32", OPENSPEC_WGMMA_PLACES_16, "{%16, %17, %18, %19}", "%20", "%21", "0",
+                   OPENSPEC_WGMMA_REGISTERS, OPENSPEC_WGMMA_SUMS_16(0));
+  } else if constexpr (kColumns == 64) {
+    OPENSPEC_WGMMA("64", OPENSPEC_WGMMA_PLACES_32, "{%32, %33, %34, %35}", "%36", "%37", "0",
+                   OPENSPEC_WGMMA_REGISTERS, OPENSPEC_WGMMA_SUMS_16(0), OPENSPEC_WGMMA_SUMS_16(16));
+  } else if constexpr (kColumns == 96) {
+    OPENSPEC_WGMMA("96", OPENSPEC_WGMMA_PLACES_48, "{%48, %49, %50, %51}", "%52", "%53", "0",
+                   OPENSPEC_WGMMA_REGISTERS, OPENSPEC_WGMMA_SUMS_16(0), OPENSPEC_WGMMA_SUMS_16(16),
+                   OPENSPEC_WGMMA_SUMS_16(32));
+  } else {
+    OPENSPEC_WGMMA("128", OPENSPEC_WGMMA_PLACES_64, "{%64, %65, %66, %67}", "%68", "%69", "0",
+                   OPENSPEC_WGMMA_REGISTERS, OPENSPEC_WGMMA_SUMS_16(0), OPENSPEC_WGMMA_SUMS_16(16),
+                   OPENSPEC_WGMMA_SUMS_16(32), OPENSPEC_WGMMA_SUMS_16(48));
   }
 }
 
@@ -259,7 +285,6 @@ __device__ __forceinline__ void multiply(float (&d)[kColumns / 2], uint64_t a, u
       "}"                                                                                       \
       : __VA_ARGS__                                                                             \
       : inputs, "l"(b))
-#define OPENSPEC_WGMMA_REGISTERS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
 /// d = a b^T + (kIsFirst ? 0 : d) with 64 columns, as multiply() but for kIsFirst.
 template <bool kIsFirst>
@@ -273,11 +298,9 @@ __device__ __forceinline__ void multiply_64(float (&d)[32], uint64_t a, uint64_t
   }
 }
 
-/// 72 or 136 columns, a in registers: lane l of warp w holds columns 2 (l % 4) and the next of rows
-/// 16 w + l / 4 and that + 8, then columns 8 further of both; they are taken until wait_products.
-/// b is contiguous along its rows: in the swizzle of 128 bytes 64 rows of b by 8 k are 1024 bytes,
-/// `group_stride` of describe_form leads to the other 8 k and `k_stride` of describe_place to the
-/// next 64 rows.
+/// 72 or 136 columns, a in registers as above. b is contiguous along its rows: in the swizzle of
+/// 128 bytes 64 rows of b by 8 k are 1024 bytes, `group_stride` of describe_form leads to the other
+/// 8 k and `k_stride` of describe_place to the next 64 rows.
 template <bool kIsFirst>
 __device__ __forceinline__ void multiply_along_rows(float (&d)[36], const uint32_t (&a)[4],
                                                     uint64_t b) {

@@ -112,7 +112,7 @@ constexpr bool has_legal_shard(const PackedLinear& weight) {
          weight.own_splits().size() > 0;
 }
 
-/// Bytes of the kTiles form of a matrix. num_outputs and num_inputs are multiples of 16. A
+/// Bytes of the kTiles form of a bf16 matrix. num_outputs and num_inputs are multiples of 16. A
 /// SwiGLU unit holds 8 gate rows, then the 8 up rows of the same outputs.
 size_t linear_packed_bytes_cuda(int num_outputs, int num_inputs);
 
@@ -127,8 +127,10 @@ int linear_pack_cuda(const PackedLinear& shape, const void* rows, int first_outp
 /// chain is one fp32 accumulator, from zero, through m16n8k16 matrix instructions in order of k,
 /// weights as the M operand (wgmma and mma.sync give the same bits). A split's sum is ((c0 + c1) +
 /// c2) + ... in fp32, the product ((s0 + s1) + s2) + ..., plus the bias, then rounded to the output
-/// type. SwiGLU takes silu(gate) * up of the two fp32 products rounded to bf16 first, silu in fp32
-/// and rounded to bf16, as the Hugging Face reference does.
+/// type. Of e4m3 the instructions multiply the codes' values, as bf16; where scales have blocks, an
+/// accumulator is a segment's, and scales act as linear_cpu says. SwiGLU takes silu(gate) * up of
+/// the two fp32 products rounded to bf16 first, silu in fp32 and rounded to bf16, as the Hugging
+/// Face reference does.
 ///
 /// Returns a cudaError_t.
 int linear_cuda(const LinearParams& params, void* stream);

@@ -8,6 +8,7 @@
 
 #include "kernels/common/mma.cuh"
 #include "kernels/linear/tiles.cuh"
+#include "kernels/linear/weight_form.cuh"
 
 namespace openspec::cuda {
 
@@ -47,15 +48,14 @@ __device__ __forceinline__ void publish_slot_barriers() {
 #endif
 }
 
-/// Starts copying `num_steps` steps to a slot that every lane is done with. All lanes call it.
-/// kIsReadOnce: no other block reads them, and the second-level cache is to keep the activations
-/// and whatever else is read again instead.
-template <int kMaxSteps, bool kIsReadOnce>
+/// Starts copying `bytes`, whole steps of weights, to a slot that every lane is done with. All
+/// lanes call it. kIsReadOnce: no other block reads them, and the second-level cache is to keep the
+/// activations and whatever else is read again instead.
+template <int kMaxBytes, bool kIsReadOnce>
 __device__ __forceinline__ void fill_slot(uint32_t slot, uint32_t barrier, const uint8_t* from,
-                                          int num_steps, int lane) {
+                                          int bytes, int lane) {
 #if __CUDA_ARCH__ >= 900
   if (lane == 0) {
-    const int bytes = num_steps * kLinearStepBytes;
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
     if constexpr (kIsReadOnce) {
@@ -78,11 +78,10 @@ __device__ __forceinline__ void fill_slot(uint32_t slot, uint32_t barrier, const
   }
 #else
 #pragma unroll
-  for (int i = 0; i < kMaxSteps; ++i) {
-    if (i < num_steps) {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(slot + i * kLinearStepBytes +
-                                                                     lane * 16),
-                   "l"(from + i * kLinearStepBytes + lane * 16)
+  for (int begin = 0; begin < kMaxBytes; begin += 32 * 16) {
+    const int at = begin + lane * 16;
+    if (at < bytes) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(slot + at), "l"(from + at)
                    : "memory");
     }
   }
@@ -90,23 +89,21 @@ __device__ __forceinline__ void fill_slot(uint32_t slot, uint32_t barrier, const
 #endif
 }
 
-/// Starts to fetch steps into the second-level cache: line by line, or by one copy (where the
+/// Starts to fetch weights into the second-level cache: line by line, or by one copy (where the
 /// device has an instruction for that), for which the slots' copies wait.
 template <bool kByLines>
-__device__ __forceinline__ void prefetch_steps([[maybe_unused]] const uint8_t* from,
-                                               [[maybe_unused]] int num_steps,
-                                               [[maybe_unused]] int lane) {
+__device__ __forceinline__ void prefetch_weights([[maybe_unused]] const uint8_t* from,
+                                                 [[maybe_unused]] int bytes,
+                                                 [[maybe_unused]] int lane) {
   if constexpr (kByLines) {
     constexpr int kLineBytes = 128;
-    for (int at = lane * kLineBytes; at < num_steps * kLinearStepBytes; at += 32 * kLineBytes) {
+    for (int at = lane * kLineBytes; at < bytes; at += 32 * kLineBytes) {
       asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
     }
   } else {
 #if __CUDA_ARCH__ >= 900
     if (lane == 0) {
-      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from),
-                   "r"(num_steps * kLinearStepBytes)
-                   : "memory");
+      asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
     }
 #endif
   }
@@ -140,12 +137,25 @@ __device__ __forceinline__ void wait_for_slot(uint32_t barrier, uint32_t parity)
   } while (has_arrived == 0);
 }
 
+/// A lane's part of step `step` of a slot, as the first operand of the matrix instruction.
+template <WeightForm kForm>
+__device__ __forceinline__ void load_weights(uint32_t (&weights)[4], uint32_t slot, int step,
+                                             int lane) {
+  const uint32_t from = slot + step * step_bytes(kForm) + lane * (step_bytes(kForm) / 32);
+  if constexpr (is_e4m3(kForm)) {
+    widen(load_codes(from), weights);
+  } else {
+    load_matrices(weights, from);
+  }
+}
+
 inline constexpr int kSlotSteps = 4;  // of a WeightRing
 
 /// Slots of up to kSlotSteps steps, in turn. All lanes of the warp call every function together.
+template <WeightForm kForm>
 class WeightRing {
  public:
-  static constexpr int kSlotBytes = kSlotSteps * kLinearStepBytes;
+  static constexpr int kSlotBytes = kSlotSteps * step_bytes(kForm);
 
   __device__ WeightRing(uint32_t slots, uint32_t barriers, int num_slots, int lane)
       : slots_(slots), barriers_(barriers), num_slots_(num_slots), lane_(lane) {
@@ -161,8 +171,8 @@ class WeightRing {
   __device__ __forceinline__ void fill(int slot, const uint8_t* from, int num_steps) {
     // Blocks for other rows read them too.
     constexpr bool kIsReadOnce = false;
-    fill_slot<kSlotSteps, kIsReadOnce>(slots_ + slot * kSlotBytes, barrier(slot), from, num_steps,
-                                       lane_);
+    fill_slot<kSlotBytes, kIsReadOnce>(slots_ + slot * kSlotBytes, barrier(slot), from,
+                                       num_steps * step_bytes(kForm), lane_);
   }
 
   /// Waits for the current slot to arrive; returns its shared address.

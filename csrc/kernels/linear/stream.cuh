@@ -85,6 +85,7 @@ struct BlockItems {
 };
 
 /// Where a warp's next weights come from: its chain of every item.
+template <WeightForm kForm>
 class WeightFeed {
  public:
   __device__ __forceinline__ WeightFeed(const PackedLinear& weight, const BlockItems& items,
@@ -95,11 +96,11 @@ class WeightFeed {
 
   /// Starts to fill a slot with the next part of a chain, if there is one.
   __device__ __forceinline__ void fill(const PackedLinear& weight, const BlockItems& items,
-                                       WeightRing& ring, int slot) {
+                                       WeightRing<kForm>& ring, int slot) {
     if (steps_left_ == 0) return;
     const int num_steps = min(steps_left_, kSlotSteps);
     ring.fill(slot, at_, num_steps);
-    at_ += num_steps * kLinearStepBytes;
+    at_ += num_steps * step_bytes(kForm);
     steps_left_ -= num_steps;
     if (steps_left_ > 0) return;
     next(items);
@@ -121,7 +122,7 @@ class WeightFeed {
       if (chain.num_steps == 0) continue;
       const int64_t step =
           static_cast<int64_t>(unit_) * (weight.num_inputs / kLinearStep) + chain.first_step;
-      at_ = static_cast<const uint8_t*>(weight.data) + step * kLinearStepBytes;
+      at_ = static_cast<const uint8_t*>(weight.data) + step * step_bytes(kForm);
       steps_left_ = chain.num_steps;
       return;
     }
@@ -140,6 +141,14 @@ __device__ __forceinline__ float with_bias(float sum, const PackedLinear& weight
                                            int output) {
   return weight.bias == nullptr ? sum
                                 : __fadd_rn(sum, __ldg(weight.bias + unit * kLinearUnit + output));
+}
+
+/// A split's sum of an output of a unit, scaled.
+template <WeightForm kForm>
+__device__ __forceinline__ float with_scale(float sum, const PackedLinear& weight, int unit,
+                                            int output) {
+  if constexpr (!has_output_scales(kForm)) return sum;
+  return __fmul_rn(sum, __ldg(weight.scales + unit * kLinearUnit + output));
 }
 
 /// Writes a thread's output of a unit to `at`. Thread t has output t % 16; a warp's 32 elements are
@@ -180,26 +189,35 @@ struct OutputLayout {
   __device__ __forceinline__ bool has(int output) const { return output < unit_columns; }
 };
 
-/// Multiplies a chain; its weights come by `ring`, which `feed` keeps full.
-template <int kTiles>
-__device__ __forceinline__ void multiply_chain(float (&accumulators)[kTiles][4],
+/// Multiplies a chain of a unit; its weights come by `ring`, which `feed` keeps full.
+template <WeightForm kForm, int kTiles>
+__device__ __forceinline__ void multiply_chain(ChainSums<kForm, kTiles>& sums,
                                                const PackedLinear& weight, const BlockItems& items,
-                                               const Chain& chain, int split, WeightRing& ring,
-                                               WeightFeed& feed,
+                                               const Chain& chain, int unit, int split,
+                                               WeightRing<kForm>& ring, WeightFeed<kForm>& feed,
                                                SharedActivations<kTiles>& activations, int lane) {
 #pragma unroll 1
   for (int begin = 0; begin < chain.num_steps; begin += kSlotSteps) {
     activations.begin_slot(split, chain, begin);
-    const uint32_t from = ring.wait() + lane * 16;
+    const uint32_t from = ring.wait();
 #pragma unroll
     for (int i = 0; i < kSlotSteps; ++i) {
       if (begin + i < chain.num_steps) {
         uint32_t weights[4], x[kTiles][2];
-        load_matrices(weights, from + i * kLinearStepBytes);
+        load_weights<kForm>(weights, from, i, lane);
         activations.load(begin + i, x);
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-          multiply_add(accumulators[tile], weights, x[tile][0], x[tile][1]);
+          multiply_add(sums.products[tile], weights, x[tile][0], x[tile][1]);
+        }
+        if constexpr (has_blocks(kForm)) {
+          const BlockScales scales(weight, unit);
+          const int step = chain.first_step + begin + i;
+          if (scales.segment_end(step, chain.first_step + chain.num_steps) == step + 1) {
+            float of_segment[2];
+            scales.get(step, of_segment);
+            sums.end_segment(of_segment);
+          }
         }
       }
     }
@@ -224,8 +242,9 @@ __device__ __forceinline__ void store_sums(float* to, const float (&accumulators
 }
 
 /// Geometry: StreamGeometry or ExchangeGeometry.
-template <int kTiles, typename Geometry>
-__global__ void __maxnreg__(112) stream_kernel(LinearParams params, Geometry geometry) {
+template <WeightForm kForm, int kTiles, typename Geometry>
+__global__ void __maxnreg__(is_e4m3(kForm) ? 128 : 112)
+    stream_kernel(LinearParams params, Geometry geometry) {
   allow_next_kernel();
   using Sums = SumLayout<kTiles>;
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // in a uniform register
@@ -244,18 +263,17 @@ __global__ void __maxnreg__(112) stream_kernel(LinearParams params, Geometry geo
   items.first_split = splits.begin + (is_apart ? stream % splits.size() : 0);
   items.last_split = is_apart ? items.first_split + 1 : splits.end;
 
+  constexpr int kSlotBytes = WeightRing<kForm>::kSlotBytes;
   extern __shared__ __align__(128) uint8_t shared[];
-  float* const sums =
-      reinterpret_cast<float*>(shared + ring_bytes(WeightRing::kSlotBytes, geometry.num_slots));
+  float* const sums = reinterpret_cast<float*>(shared + ring_bytes(kSlotBytes, geometry.num_slots));
   float* const own_sums = sums + warp * Sums::kChainFloats;
-  const uint32_t slots =
-      shared_address(shared) + warp * geometry.num_slots * WeightRing::kSlotBytes;
+  const uint32_t slots = shared_address(shared) + warp * geometry.num_slots * kSlotBytes;
   const uint32_t barriers = shared_address(sums) + Sums::kBytes;
   const uint32_t behind = barriers + barrier_bytes(geometry.num_slots);
 
-  WeightRing ring(slots, barriers + warp * geometry.num_slots * kSlotBarrierBytes,
-                  geometry.num_slots, lane);
-  WeightFeed feed(weight, items, warp);
+  WeightRing<kForm> ring(slots, barriers + warp * geometry.num_slots * kSlotBarrierBytes,
+                         geometry.num_slots, lane);
+  WeightFeed<kForm> feed(weight, items, warp);
 #pragma unroll 1
   for (int slot = 0; slot < geometry.num_slots; ++slot) feed.fill(weight, items, ring, slot);
 
@@ -275,10 +293,10 @@ __global__ void __maxnreg__(112) stream_kernel(LinearParams params, Geometry geo
   for (int unit = items.first_unit; unit < items.num_units; unit += items.unit_stride) {
     fetch_bias(weight, unit);
     for (int split = items.first_split; split < items.last_split; ++split) {
-      float accumulators[kTiles][4] = {};
+      ChainSums<kForm, kTiles> chain_sums;
       const Chain chain = find_chain(weight, split, warp);
-      multiply_chain(accumulators, weight, items, chain, split, ring, feed, activations, lane);
-      store_sums<Sums>(own_sums + buffer * Sums::kBufferFloats, accumulators, lane);
+      multiply_chain(chain_sums, weight, items, chain, unit, split, ring, feed, activations, lane);
+      store_sums<Sums>(own_sums + buffer * Sums::kBufferFloats, chain_sums.whole(), lane);
       __syncthreads();
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
@@ -293,6 +311,7 @@ __global__ void __maxnreg__(112) stream_kernel(LinearParams params, Geometry geo
           sum = from[0];
 #pragma unroll
           for (int c = 1; c < kLinearChains; ++c) sum += from[c * Sums::kChainFloats];
+          sum = with_scale<kForm>(sum, weight, unit, output);
         }
         totals[pass] = split == items.first_split ? sum : totals[pass] + sum;
         if (split + 1 == items.last_split) {

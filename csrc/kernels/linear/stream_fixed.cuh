@@ -6,31 +6,36 @@
 /// possible.
 
 #include <algorithm>
+#include <numeric>
 #include <type_traits>
 
 #include "kernels/linear/stream.cuh"
 
 namespace openspec::cuda {
 
-/// The fewest even parts of at most 25 steps.
-constexpr int even_parts(int num_steps) {
-  int num_parts = (num_steps + 24) / 25;
+/// The fewest even parts of at most 12.5 KB.
+constexpr int even_parts(WeightForm form, int num_steps) {
+  int num_parts = ceil_div(num_steps * step_bytes(form), 25 << 9);
   while (num_steps % num_parts != 0) ++num_parts;
   return num_parts;
 }
 
+/// Steps of a slot: whole slots where that is possible, of about 2 KB; where scales have blocks,
+/// larger ones are faster.
+constexpr int slot_steps(WeightForm form, int part_steps) {
+  if (is_e4m3(form)) return part_steps % 8 == 0 ? 8 : has_blocks(form) ? 20 : 10;
+  return part_steps % 5 == 0 ? 5 : part_steps % 4 == 0 ? 4 : part_steps % 3 == 0 ? 3 : 5;
+}
+
 /// Records of a warp's ring, each of a whole chain or, of a long one, an even part.
-template <int kSteps>
+template <WeightForm kForm, int kSteps>
 struct ChainRecord {
-  static constexpr int kParts = even_parts(kSteps);  // of a chain
+  static constexpr int kStepBytes = step_bytes(kForm);
+  static constexpr int kParts = even_parts(kForm, kSteps);  // of a chain
   static constexpr int kPartSteps = kSteps / kParts;
-  // Whole slots where that is possible, of about 2 KB.
-  static constexpr int kSlotSteps = kPartSteps % 5 == 0   ? 5
-                                    : kPartSteps % 4 == 0 ? 4
-                                    : kPartSteps % 3 == 0 ? 3
-                                                          : 5;
+  static constexpr int kSlotSteps = slot_steps(kForm, kPartSteps);
   static constexpr int kSlots = (kPartSteps + kSlotSteps - 1) / kSlotSteps;
-  static constexpr int kPartBytes = kPartSteps * kLinearStepBytes;
+  static constexpr int kPartBytes = kPartSteps * kStepBytes;
   /// Weights, then the barriers of their slots. A copy between addresses that lie differently
   /// within lines of 128 bytes takes up to a quarter longer.
   static constexpr int kRecordBytes = (kPartBytes + kSlots * kSlotBarrierBytes + 127) / 128 * 128;
@@ -49,30 +54,40 @@ inline constexpr int kWideSharedBytes = 226 << 10;
 
 /// How many of them a ring has. `is_wide`: where a block takes more than half of an SM's shared
 /// memory anyway (see linear_stream), up to three, as long as one of the next matrix fits beside
-/// it: more of the weights are there when the input comes.
-template <int kTiles, int kSteps>
+/// it: more of the weights are there when the input comes. Of e4m3 the usual ring has as much.
+template <WeightForm kForm, int kTiles, int kSteps>
 constexpr int num_records(bool is_wide) {
   constexpr int kRingBytes = 84 << 10;
   constexpr int kRoom = kWideSharedBytes - kRingBytes - 2 * SumLayout<kTiles, 2>::kBytes;
-  using Record = ChainRecord<kSteps>;
+  using Record = ChainRecord<kForm, kSteps>;
   if (Record::kParts > 1) return 1;
   const int usual = std::max(1, kRingBytes / Record::kBlockBytes);
-  return is_wide ? std::max(usual, std::min(3, kRoom / Record::kBlockBytes)) : usual;
+  return is_wide && !is_e4m3(kForm) ? std::max(usual, std::min(3, kRoom / Record::kBlockBytes))
+                                    : usual;
 }
 
 inline constexpr int kClaimBytes = 16;
 
-template <int kTiles, int kSteps, int kRecords>
+template <WeightForm kForm, int kTiles, int kSteps, int kRecords>
 constexpr int fixed_shared_bytes() {
-  return SumLayout<kTiles, 2>::kBytes + kRecords * ChainRecord<kSteps>::kBlockBytes + kClaimBytes;
+  return SumLayout<kTiles, 2>::kBytes + kRecords * ChainRecord<kForm, kSteps>::kBlockBytes +
+         kClaimBytes;
 }
+
+/// Segments of a chain of so many steps end at multiples of this, if the chain begins at one.
+constexpr int chain_grain(int num_steps) { return std::gcd(num_steps, kBlockSteps); }
 
 // The fewer registers, the better: the blocks of the next linear, and of the small kernel between
 // them, are to start beside these. Twice 80 leave room for any small kernel; so do 120 and 72, of
 // neighbours in a model at 16 rows, for ten warps of 40. But what is spilled waits for the same
-// memory as the weights.
-constexpr int fixed_registers(int num_tiles, int num_steps) {
+// memory as the weights. With e4m3, what is widened needs some too; two blocks of 128 just fit.
+constexpr int fixed_registers(WeightForm form, int num_tiles, int num_steps) {
   const int held = 2 * num_tiles * num_steps + 4 * num_tiles;  // activations and accumulators
+  if (is_e4m3(form)) {
+    const int more = (has_blocks(form) ? 4 * num_tiles + 4 : 0) + (num_steps % 4 == 0 ? 0 : 8);
+    const int all = held + more + (num_tiles > 1 ? 56 : 48);
+    return held <= 88 && all > 128 ? 128 : std::min(240, all / 8 * 8);
+  }
   if (held <= 40 && num_tiles > 1) return 72;
   return held <= 46 ? 80 : held <= 72 ? 112 : held <= 88 ? 120 : held <= 136 ? 168 : 240;
 }
@@ -99,9 +114,9 @@ __device__ __forceinline__ void fill_record_slot(uint32_t record, int slot, cons
                                                  int lane) {
   constexpr bool kIsReadOnce = true;
   const int begin = Ring::slot_begin(slot);
-  fill_slot<Ring::kSlotSteps, kIsReadOnce>(
-      record + begin * kLinearStepBytes, record + Ring::barrier(slot),
-      from + begin * kLinearStepBytes, Ring::slot_end(slot) - begin, lane);
+  fill_slot<Ring::kSlotSteps * Ring::kStepBytes, kIsReadOnce>(
+      record + begin * Ring::kStepBytes, record + Ring::barrier(slot),
+      from + begin * Ring::kStepBytes, (Ring::slot_end(slot) - begin) * Ring::kStepBytes, lane);
 }
 
 template <typename Ring>
@@ -124,23 +139,90 @@ __device__ __forceinline__ void next_record(uint32_t ring, uint32_t& record, uin
   }
 }
 
+/// A thread's part of the scales of a unit. Of blocks, a lane has one of those of the warp's chain,
+/// which it begins to fetch while the unit before is multiplied; of outputs, that of its output.
+template <WeightForm kForm, int kSteps>
+class UnitScales {
+ public:
+  /// The chain begins with `first_step` of those that are here.
+  __device__ __forceinline__ UnitScales(const PackedLinear& weight, int first_step, int unit,
+                                        int lane)
+      : weight_(weight) {
+    if constexpr (has_blocks(kForm)) {
+      const int before = scale_phase(weight) + first_step;
+      phase_ = before % kBlockSteps;
+      const int block = before / kBlockSteps + lane / 2;
+      const int num_blocks = weight.num_scale_blocks();
+      at_ = lane % 2 * num_blocks + min(block, num_blocks - 1);
+      fetch(unit);
+    }
+  }
+
+  __device__ __forceinline__ void begin_unit(int unit, int next_unit) {
+    if constexpr (has_blocks(kForm)) {
+      scale_ = next_scale_;
+      segment_ = 0;
+      fetch(next_unit);
+    } else if constexpr (has_output_scales(kForm)) {
+      scale_ = __ldg(weight_.scales + unit * kLinearUnit + threadIdx.x % kLinearUnit);
+    }
+  }
+
+  /// After step `step` of the chain, in a loop that is unrolled.
+  template <int kTiles>
+  __device__ __forceinline__ void end_step(ChainSums<kForm, kTiles>& sums, int step) {
+    if constexpr (has_blocks(kForm)) {
+      const bool is_last = step + 1 == kSteps;
+      if (!is_last && (step + 1) % kGrain != 0) return;  // no segment ends here, whatever the phase
+      if (!is_last && (phase_ + step + 1) % kBlockSteps != 0) return;
+      float scales[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        scales[half] = __shfl_sync(kAllLanes, scale_, segment_ * 2 + half);
+      }
+      sums.end_segment(scales);
+      ++segment_;
+    }
+  }
+
+  __device__ __forceinline__ float of_output(float sum) const {
+    return has_output_scales(kForm) ? __fmul_rn(sum, scale_) : sum;
+  }
+
+ private:
+  static constexpr int kGrain = chain_grain(kSteps);
+  static_assert((kSteps + 2 * kBlockSteps - 2) / kBlockSteps <= 16, "a lane for each scale");
+
+  __device__ __forceinline__ void fetch(int unit) {
+    const int there = min(unit, weight_.num_outputs / kLinearUnit - 1);
+    next_scale_ =
+        __ldg(weight_.scales + static_cast<int64_t>(there) * 2 * weight_.num_scale_blocks() + at_);
+  }
+
+  const PackedLinear& weight_;
+  int phase_, at_;  // steps of the first block before the chain; the lane's place in a unit's table
+  int segment_;
+  float scale_, next_scale_;
+};
+
 /// Multiplies a slot of a record, whose steps come `part_step` steps into the chain.
-template <typename Ring, int kTiles, int kSteps>
+template <typename Ring, WeightForm kForm, int kTiles, int kSteps>
 __device__ __forceinline__ void multiply_slot(
-    float (&accumulators)[kTiles][4], const RegisterActivations<kTiles, kSteps>& activations,
-    uint32_t record, int slot, int part_step, int lane) {
+    ChainSums<kForm, kTiles>& sums, const RegisterActivations<kTiles, kSteps>& activations,
+    UnitScales<kForm, kSteps>& scales, uint32_t record, int slot, int part_step, int lane) {
   const int begin = Ring::slot_begin(slot), end = Ring::slot_end(slot);
 #pragma unroll
   for (int i = 0; i < Ring::kSlotSteps; ++i) {
     const int step = begin + i;
     if (step >= end) break;
     uint32_t weights[4], x[kTiles][2];
-    load_matrices(weights, record + lane * 16 + step * kLinearStepBytes);
+    load_weights<kForm>(weights, record, step, lane);
     activations.get(part_step + step, x);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      multiply_add(accumulators[tile], weights, x[tile][0], x[tile][1]);
+      multiply_add(sums.products[tile], weights, x[tile][0], x[tile][1]);
     }
+    scales.end_step(sums, part_step + step);
   }
 }
 
@@ -177,9 +259,9 @@ class UnitSums {
   }
 
   /// `slot`: of the round that is sent, where it is.
-  template <typename Geometry>
+  template <typename Scales, typename Geometry>
   __device__ __forceinline__ void write(const LinearParams& params, int unit, uint32_t buffer,
-                                        const Geometry& geometry,
+                                        const Scales& scales, const Geometry& geometry,
                                         [[maybe_unused]] int64_t slot) const {
     constexpr int kElements = Sums::kRows * kLinearUnit;
     constexpr int kPasses = (kElements + kStreamThreads - 1) / kStreamThreads;
@@ -194,6 +276,7 @@ class UnitSums {
       for (int c = 1; c < kLinearChains; ++c) {
         sum += load_shared(from + c * Sums::kChainFloats * 4);
       }
+      sum = scales.of_output(sum);
       const bool is_written = row_ + pass * kPassRows < params.num_rows && layout_.has(output_);
       const uint32_t pass_at = pass * kPassRows * row_bytes_;
       if constexpr (kSends<Geometry>) {
@@ -216,11 +299,11 @@ class UnitSums {
 
 /// kHasBias: of a matrix with a bias. Apart from the others, which have no register to spare.
 /// Geometry: StreamGeometry or ExchangeGeometry.
-template <int kTiles, int kSteps, int kRecords, bool kHasBias, typename Geometry>
-__global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
+template <WeightForm kForm, int kTiles, int kSteps, int kRecords, bool kHasBias, typename Geometry>
+__global__ void __maxnreg__(fixed_registers(kForm, kTiles, kSteps))
     fixed_kernel(LinearParams params, Geometry geometry) {
   allow_next_kernel();
-  using Ring = ChainRecord<kSteps>;
+  using Ring = ChainRecord<kForm, kSteps>;
   constexpr int kRingBytes = kRecords * Ring::kRecordBytes;  // of a warp
   using Sums = SumLayout<kTiles, 2>;
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // in a uniform register
@@ -252,9 +335,9 @@ __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
   const uint32_t ring = sums + Sums::kBytes + warp * kRingBytes;
   init_ring<Ring, kRecords>(ring, lane);
 
-  const int64_t unit_bytes = static_cast<int64_t>(weight.num_inputs) * (2 * kLinearUnit);
-  const uint8_t* const first_weights = static_cast<const uint8_t*>(weight.data) +
-                                       static_cast<int64_t>(first_step) * kLinearStepBytes;
+  const int64_t unit_bytes = int64_t{weight.num_inputs / kLinearStep} * Ring::kStepBytes;
+  const uint8_t* const first_weights =
+      static_cast<const uint8_t*>(weight.data) + int64_t{first_step} * Ring::kStepBytes;
   const uint8_t* next = nullptr;  // what goes into a record next
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
@@ -265,6 +348,7 @@ __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
 
   const UnitSums<Sums, kHasBias> unit_sums(params, geometry.row_stride,
                                            geometry.splits.begin + split, sums, own_sums, lane);
+  UnitScales<kForm, kSteps> scales(weight, first_step, first_unit, lane);
 
   wait_for_previous_kernel();
   [[maybe_unused]] int64_t slot = 0;
@@ -276,11 +360,12 @@ __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
   // The ring is full and the memory would idle until the activations are there, the longer the more
   // rows they have; more than this would hold up the first refills.
   constexpr bool kIsLonger = kTiles > 1;
-  constexpr int kPrefetched = Ring::slot_end(kIsLonger && Ring::kSlots > 1 ? 1 : 0);
+  constexpr int kPrefetched =
+      Ring::slot_end(kIsLonger && Ring::kSlots > 1 ? 1 : 0) * Ring::kStepBytes;
   if (Ring::kParts > 1) {
-    prefetch_steps<kIsLonger>(next + Ring::kPartBytes, kPrefetched, lane);
+    prefetch_weights<kIsLonger>(next + Ring::kPartBytes, kPrefetched, lane);
   } else if (units[kAhead] < num_units) {
-    prefetch_steps<kIsLonger>(first_weights + units[kAhead] * unit_bytes, kPrefetched, lane);
+    prefetch_weights<kIsLonger>(first_weights + units[kAhead] * unit_bytes, kPrefetched, lane);
   }
 
   uint32_t record = ring;
@@ -288,7 +373,8 @@ __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
   uint32_t buffer = 0;
   // The first unit apart: it begins as soon as the first activations are there.
   const auto add_unit = [&](auto is_first) {
-    float accumulators[kTiles][4] = {};
+    ChainSums<kForm, kTiles> chain_sums;
+    scales.begin_unit(units[0], units[1]);
     if constexpr (kHasBias) fetch_bias(weight, units[0]);
     const bool has_next = units[kAhead] < num_units;
     // Asked for now, needed when this unit is done.
@@ -312,21 +398,21 @@ __global__ void __maxnreg__(fixed_registers(kTiles, kSteps))
                            own_sums, lane);
         }
         wait_for_slot(record + Ring::barrier(slot), parity);
-        multiply_slot<Ring>(accumulators, activations, record, slot, part_step, lane);
+        multiply_slot<Ring>(chain_sums, activations, scales, record, slot, part_step, lane);
         __syncwarp();  // every lane is done with the slot
         if (refills) fill_record_slot<Ring>(record, slot, next, lane);
       }
       next_record<Ring, kRecords>(ring, record, parity);
     }
 
-    unit_sums.store(accumulators, buffer);
+    unit_sums.store(chain_sums.whole(), buffer);
     if (claims_units && threadIdx.x == 0) claim[buffer != 0] = has_next ? claimed : num_units;
     __syncthreads();
     const int unit = units[0];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) units[i] = units[i + 1];
     units[kAhead] = claims_units ? claim[buffer != 0] : claimed;
-    unit_sums.write(params, unit, buffer, geometry, slot);
+    unit_sums.write(params, unit, buffer, scales, geometry, slot);
     buffer ^= Sums::kBufferFloats * 4;
   };
   add_unit(std::true_type{});

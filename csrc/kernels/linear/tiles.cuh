@@ -17,8 +17,6 @@ namespace openspec::cuda {
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 inline constexpr int kLinearStep = 16;  // inputs of a step: the k of one matrix instruction
-inline constexpr int kLinearStepElements = kLinearUnit * kLinearStep;  // of a unit, contiguous
-inline constexpr int kLinearStepBytes = 2 * kLinearStepElements;
 inline constexpr int kLinearGateRows = kLinearUnit / 2;  // of a SwiGLU unit; then as many up rows
 
 /// Steps [begin, end) of those that are here.
@@ -39,16 +37,6 @@ OPENSPEC_HD constexpr StepRange split_steps(const PackedLinear& weight, int spli
 /// the end of the last. A chain may be empty: its sum is zero.
 OPENSPEC_HD constexpr int chain_begin(int begin, int end, int chain) {
   return begin + (end - begin) * chain / kLinearChains;
-}
-
-/// Where output `output` of the (fused) matrix lies: unit * kLinearUnit + row of the unit.
-OPENSPEC_HD constexpr int packed_row(int num_outputs, LinearEpilogue epilogue, int output) {
-  if (epilogue != LinearEpilogue::kSwiGlu) return output;
-  const int half = num_outputs / 2;
-  const bool is_up = output >= half;
-  const int column = is_up ? output - half : output;
-  return column / kLinearGateRows * kLinearUnit + (is_up ? kLinearGateRows : 0) +
-         column % kLinearGateRows;
 }
 
 /// Element of the packed matrix that holds input `k` of packed row `row`. A step of a unit is four

@@ -12,8 +12,8 @@
 #include "kernels/common/wgmma.cuh"
 #include "kernels/linear/tiles.cuh"
 #include "kernels/linear/wgmma_output.cuh"
-#include "kernels/linear/wgmma_reader.cuh"
 #include "kernels/linear/wgmma_tiles.cuh"
+#include "kernels/linear/wgmma_widening.cuh"
 
 namespace openspec::cuda {
 
@@ -22,10 +22,6 @@ namespace openspec::cuda {
 // A warpgroup that adds up a chain or writes a tile leaves the matrix units to the others.
 
 #ifdef OPENSPEC_HAS_WGMMA
-
-// Where registers move; every thread begins with 128.
-inline constexpr int kCopyingRegisters = 32;
-inline constexpr int kMultiplyingRegisters = 160;
 
 /// Calls copy(cursor, stage) for every stage that the block's tiles need, each once its place in
 /// the ring is free. Two threads of a block do this, so that neither holds up the other: one for
@@ -58,35 +54,49 @@ __device__ __forceinline__ void fill_ring(const Job& job, const Ring& ring, int 
   }
 }
 
-/// No kernel writes weights: they do not wait for the kernel before.
-template <int kRows, int kCluster>
+/// No kernel writes weights: they do not wait for the kernel before. In a cluster each block copies
+/// a part for both, of e4m3 half of the units; of an odd number the one in the middle comes twice.
+template <WeightForm kForm, int kRows, int kCluster>
 __device__ __forceinline__ void copy_weights(const WeightMaps& maps, const Job& job,
                                              const Ring& ring, int rank) {
   using Cursor = StageCursor<kRows, kCluster>;
+  constexpr int kUnitBytes = unit_bytes(kForm);
   const uint64_t policy = wgmma::cache_policy(job.num_row_tiles == 1);
   fill_ring<kRows, kCluster>(job, ring, rank, [&](const Cursor& at, int stage) {
-    const uint32_t to = ring.stages + stage * ring.stage_bytes;
+    uint32_t to = ring.stages + stage * ring.stage_bytes;
     const uint32_t barrier = ring.full + stage * 8;
     const int units = at.tile().box_units;
     const CUtensorMap* map = &maps.whole;
     if (units != job.tile_units) map = units == job.last_units ? &maps.last : &maps.shorter;
-    // The rows' bytes too; they may have come before this.
-    wgmma::expect_bytes(barrier, units * kUnitBytes + kRows * kRowBytes);
-    if constexpr (kCluster == 1) {
-      wgmma::copy_box(to, *map, 0, at.tile().first_unit, at.step * 2, barrier, policy);
+    int bytes = units * kUnitBytes;
+    int unit = at.tile().first_unit, octet = at.step * 2, word = 0;
+    if constexpr (is_e4m3(kForm)) {
+      const int box_units = (units + kCluster - 1) / kCluster;
+      const int skipped = rank * (units - box_units);
+      bytes = kCluster * box_units * kUnitBytes;
+      to += skipped * kUnitBytes;
+      unit += skipped;
+      word = at.step * (step_bytes(kForm) / 4);
+      octet = 0;
     } else {
-      wgmma::copy_box_to_all(to + rank * (units * kUnitBytes / kCluster), *map, 0,
-                             at.tile().first_unit, at.step * 2 + rank * (kStageOctets / kCluster),
-                             barrier, (1 << kCluster) - 1, policy);
+      to += rank * (bytes / kCluster);
+      octet += rank * (kStageOctets / kCluster);
+    }
+    // The rows' bytes too; they may have come before this.
+    wgmma::expect_bytes(barrier, bytes + kRows * kRowBytes);
+    if constexpr (kCluster == 1) {
+      wgmma::copy_box(to, *map, word, unit, octet, barrier, policy);
+    } else {
+      wgmma::copy_box_to_all(to, *map, word, unit, octet, barrier, (1 << kCluster) - 1, policy);
     }
   });
 }
 
-template <int kRows, int kCluster>
+template <WeightForm kForm, int kRows, int kCluster>
 __device__ __forceinline__ void copy_rows(const CUtensorMap& rows, const Job& job, const Ring& ring,
                                           int rank) {
   using Cursor = StageCursor<kRows, kCluster>;
-  const uint32_t first = ring.stages + job.tile_units * kUnitBytes;
+  const uint32_t first = ring.stages + job.tile_units * unit_bytes(kForm);
   wait_for_previous_kernel();
   fill_ring<kRows, kCluster>(job, ring, rank, [&](const Cursor& at, int stage) {
     wgmma::copy_box(first + stage * ring.stage_bytes, rows, at.step * kLinearStep,
@@ -148,38 +158,97 @@ __device__ __forceinline__ void send_lines(const GroupOutput& to, const Outbox& 
   }
 }
 
+/// chain_sums = those of steps [begin, end) of what is here: of segments with scales of their own
+/// where the form has blocks.
+template <WeightForm kForm, int kRows, typename Reader>
+__device__ __forceinline__ void multiply_chain(Reader& reader, const BlockScales& scales, int begin,
+                                               int end, float (&chain_sums)[kRows / 2]) {
+  if constexpr (!has_blocks(kForm)) {
+    reader.multiply(chain_sums, end - begin);
+  } else {
+    float products[kRows / 2] = {};  // as own_sums below
+#pragma unroll
+    for (int i = 0; i < kRows / 2; ++i) chain_sums[i] = 0.0f;
+#pragma unroll 1
+    while (begin < end) {
+      const int next = scales.segment_end(begin, end);
+      float of_segment[2];
+      scales.get(begin, of_segment);
+      reader.multiply(products, next - begin);
+#pragma unroll
+      for (int i = 0; i < kRows / 2; ++i) {
+        chain_sums[i] = __fmaf_rn(products[i], of_segment[i / 2 % 2], chain_sums[i]);
+      }
+      begin = next;
+    }
+  }
+}
+
+/// sums = a split's, scaled. `stored`: shared memory for the sums of the chains so far, where they
+/// have no registers.
+template <WeightForm kForm, int kRows, typename Reader>
+__device__ __forceinline__ void add_split(const PackedLinear& weight, Reader& reader,
+                                          const StepRange& steps, int unit, uint32_t stored,
+                                          float (&sums)[kRows / 2]) {
+  constexpr bool kStores = stores_chains(kForm, kRows);
+  // The first product of a chain overwrites them; as far as the compiler knows it may read them,
+  // and without a value here they would take registers from one tile to the next.
+  float own_sums[kRows / 2] = {};
+  float (&chain_sums)[kRows / 2] = kStores ? sums : own_sums;
+  const BlockScales scales(weight, unit);
+  if constexpr (!kStores) {
+    // A chain may be minus zero: with blocks, for a sum below zero that a scale has brought to
+    // zero, which then stays as it is in every kernel; otherwise in wgmma alone, and is made zero.
+#pragma unroll
+    for (int i = 0; i < kRows / 2; ++i) sums[i] = has_blocks(kForm) ? -0.0f : 0.0f;
+  }
+#pragma unroll 1
+  for (int chain = 0; chain < kLinearChains; ++chain) {
+    multiply_chain<kForm, kRows>(reader, scales, chain_begin(steps.begin, steps.end, chain),
+                                 chain_begin(steps.begin, steps.end, chain + 1), chain_sums);
+    if constexpr (kStores) {
+      if (chain > 0) add_stored(sums, stored);
+      if (chain + 1 < kLinearChains) store(sums, stored);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kRows / 2; ++i) sums[i] = __fadd_rn(sums[i], chain_sums[i]);
+    }
+  }
+  if constexpr (has_output_scales(kForm)) {
+    const float* at = weight.scales + unit * kLinearUnit + threadIdx.x % 32 / 4;
+    const float scales[2] = {__ldg(at), __ldg(at + kLinearUnit / 2)};
+#pragma unroll
+    for (int i = 0; i < kRows / 2; ++i) sums[i] = __fmul_rn(sums[i], scales[i / 2 % 2]);
+  }
+}
+
 /// A warpgroup's part. `shared`: its own buffer, for split sums and then for the output.
-template <int kRows, int kCluster, typename JobType>
+template <WeightForm kForm, int kRows, int kCluster, typename JobType>
 __device__ __forceinline__ void multiply_tiles(const JobType& job, const Ring& ring, int group,
                                                int rank, uint32_t shared) {
   [[maybe_unused]] int64_t slot = 0;
   if constexpr (kIsSent<JobType>) slot = begin_sending(job.to);
   const int thread = threadIdx.x % kGroupThreads;
   const uint32_t stored_sums = shared + thread * 16;
-  ChainReader<kRows, kCluster> reader(ring, group, thread % 32, job.tile_units * kUnitBytes);
+  const bool adds_splits = job.splits.size() > 1 && !job.is_split;
+  const uint32_t stored_chains = stored_sums + (adds_splits ? group_sum_bytes(kRows) : 0);
+  TileReader<kForm, kRows, kCluster> reader(ring, group, thread % 32,
+                                            job.tile_units * unit_bytes(kForm));
   for (TileCursor<kRows, kCluster> tiles(job, rank); !tiles.at_end(); tiles.advance()) {
     const ProductTile& tile = tiles.tile;
+    const int num_steps = split_steps(job.weight, tile.last_split - 1).end -
+                          split_steps(job.weight, tile.first_split).begin;
     if (group * kGroupUnits >= tile.num_units) {
-      reader.skip(split_steps(job.weight, tile.last_split - 1).end -
-                  split_steps(job.weight, tile.first_split).begin);
+      reader.skip(num_steps);
       continue;
     }
     float sums[kRows / 2];
-    // The first product of a chain overwrites them; as far as the compiler knows it may read them,
-    // and without a value here they would take registers from one tile to the next.
-    float chain_sums[kRows / 2] = {};
-    reader.begin_tile(tile.box_units);
+    reader.begin_tile(tile.box_units, num_steps);
+    // A warp without a unit has the scales of the last one, for sums that nobody writes.
+    const int unit = min(tile.first_unit + group * kGroupUnits + thread / 32, job.num_units - 1);
     for (int split = tile.first_split; split < tile.last_split; ++split) {
-      const StepRange steps = split_steps(job.weight, split);
-#pragma unroll
-      for (int i = 0; i < kRows / 2; ++i) sums[i] = 0.0f;
-#pragma unroll 1
-      for (int chain = 0; chain < kLinearChains; ++chain) {
-        reader.multiply(chain_sums, chain_begin(steps.begin, steps.end, chain + 1) -
-                                        chain_begin(steps.begin, steps.end, chain));
-#pragma unroll
-        for (int i = 0; i < kRows / 2; ++i) sums[i] = __fadd_rn(sums[i], chain_sums[i]);
-      }
+      add_split<kForm, kRows>(job.weight, reader, split_steps(job.weight, split), unit,
+                              stored_chains, sums);
       if (split > tile.first_split) add_stored(sums, stored_sums);
       if (split + 1 < tile.last_split) store(sums, stored_sums);
     }
@@ -223,15 +292,16 @@ __device__ __forceinline__ void multiply_tiles(const JobType& job, const Ring& r
 
 #endif  // OPENSPEC_HAS_WGMMA
 
-template <int kRows, int kCluster, typename JobType>
+template <WeightForm kForm, int kRows, int kCluster, typename JobType>
 __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUtensorMap& rows,
                                           const JobType& job) {
 #ifdef OPENSPEC_HAS_WGMMA
+  using Block = Threads<kForm, kRows>;
   allow_next_kernel();
   // Their place in static shared memory also tells the host that the kernel has a body.
   __shared__ uint64_t barriers[2 * kMaxStages];
   extern __shared__ uint8_t dynamic_shared[];
-  const int num_groups = (blockDim.x - Threads<kRows>::kCopying) / kGroupThreads;
+  const int num_groups = (blockDim.x - Block::kCopying) / kGroupThreads;
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // in a uniform register
   const int rank = kCluster == 1 ? 0 : wgmma::cluster_rank();
   Ring ring;
@@ -239,7 +309,7 @@ __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUten
   ring.full = wgmma::shared_address(barriers);
   ring.empty = ring.full + kMaxStages * 8;
   ring.num_stages = job.num_stages;
-  ring.stage_bytes = job.tile_units * kUnitBytes + kRows * kRowBytes;
+  ring.stage_bytes = job.tile_units * unit_bytes(kForm) + kRows * kRowBytes;
 
   if (threadIdx.x == num_groups * kGroupThreads) {
     wgmma::prefetch_map(weights.whole);
@@ -258,19 +328,20 @@ __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUten
   }
 
   if (warp >= num_groups * 4) {
-    if constexpr (Threads<kRows>::kMovesRegisters) wgmma::give_registers<kCopyingRegisters>();
+    if constexpr (Block::kMovesRegisters) wgmma::give_registers<Block::kCopyingRegisters>();
     if (threadIdx.x % 32 != 0) return;
     if (warp == num_groups * 4) {
-      copy_weights<kRows, kCluster>(weights, job, ring, rank);
+      copy_weights<kForm, kRows, kCluster>(weights, job, ring, rank);
     } else if (warp == num_groups * 4 + 1) {
-      copy_rows<kRows, kCluster>(rows, job, ring, rank);
+      copy_rows<kForm, kRows, kCluster>(rows, job, ring, rank);
     }
   } else {
-    if constexpr (Threads<kRows>::kMovesRegisters) wgmma::take_registers<kMultiplyingRegisters>();
+    if constexpr (Block::kMovesRegisters) wgmma::take_registers<Block::kMultiplyingRegisters>();
     wait_for_previous_kernel();
     const int buffer_bytes = group_buffer_bytes(kRows, job.splits.size() > 1 && !job.is_split,
-                                                job.is_f32, job.is_swiglu, kIsSent<JobType>);
-    multiply_tiles<kRows, kCluster>(
+                                                stores_chains(kForm, kRows), job.is_f32,
+                                                job.is_swiglu, kIsSent<JobType>);
+    multiply_tiles<kForm, kRows, kCluster>(
         job, ring, warp / 4, rank,
         ring.stages + ring.num_stages * ring.stage_bytes + warp / 4 * buffer_bytes);
   }
@@ -280,30 +351,33 @@ __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUten
 // The fewer registers, the better: blocks of the small kernels between two linears are to start
 // beside these. But not fewer than the loop over chains needs: beside this much shared
 // memory the first-level cache is too small for what hundreds of threads spill.
-constexpr int few_rows_registers(int num_rows) { return num_rows <= 32 ? 72 : 96; }
+constexpr int few_rows_registers(WeightForm form, int num_rows) {
+  if (is_e4m3(form)) return 128;  // of 14 warps, four of which share the registers of a quarter
+  return num_rows <= 32 ? 72 : 96;
+}
 
 /// JobType: Job or ExchangeJob.
-template <int kRows, int kCluster, typename JobType>
-__global__ void __maxnreg__(few_rows_registers(kRows))
+template <WeightForm kForm, int kRows, int kCluster, typename JobType>
+__global__ void __maxnreg__(few_rows_registers(kForm, kRows))
     wgmma_kernel_beside(const __grid_constant__ WeightMaps weights,
                         const __grid_constant__ CUtensorMap rows,
                         const __grid_constant__ JobType job) {
-  run_block<kRows, kCluster>(weights, rows, job);
+  run_block<kForm, kRows, kCluster>(weights, rows, job);
 }
-template <int kRows, int kCluster, typename JobType>
-__global__ void __launch_bounds__(kMaxGroups* kGroupThreads + Threads<kRows>::kCopying, 1)
+template <WeightForm kForm, int kRows, int kCluster, typename JobType>
+__global__ void __launch_bounds__(Threads<kForm, kRows>::kMost, 1)
     wgmma_kernel_alone(const __grid_constant__ WeightMaps weights,
                        const __grid_constant__ CUtensorMap rows,
                        const __grid_constant__ JobType job) {
-  run_block<kRows, kCluster>(weights, rows, job);
+  run_block<kForm, kRows, kCluster>(weights, rows, job);
 }
 
-template <int kRows, int kCluster, typename JobType>
+template <WeightForm kForm, int kRows, int kCluster, typename JobType>
 constexpr auto wgmma_kernel() {
   if constexpr (kRows <= 64) {
-    return wgmma_kernel_beside<kRows, kCluster, JobType>;
+    return wgmma_kernel_beside<kForm, kRows, kCluster, JobType>;
   } else {
-    return wgmma_kernel_alone<kRows, kCluster, JobType>;
+    return wgmma_kernel_alone<kForm, kRows, kCluster, JobType>;
   }
 }
 

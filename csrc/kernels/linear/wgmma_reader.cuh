@@ -13,16 +13,82 @@
 #ifdef OPENSPEC_HAS_WGMMA
 namespace openspec::cuda {
 
-/// A warpgroup's way through the ring. With one warp on each scheduler of the SM, every instruction
-/// between two products shows: whole stages of a chain have a loop of their own.
+/// A warpgroup's place in the ring.
+template <int kCluster>
+class StageReader {
+ public:
+  __device__ __forceinline__ StageReader(const Ring& ring, int lane) : ring_(ring), lane_(lane) {}
+
+  /// After the last chain of a tile: what is left of the stage is of no use.
+  __device__ __forceinline__ void finish_tile() {
+    if (step_ > 0) give_back_stage();
+  }
+
+  /// Past stages of a tile that has nothing for this group.
+  __device__ __forceinline__ void skip(int num_steps) {
+#pragma unroll 1
+    for (; num_steps > 0; num_steps -= kStageSteps) {
+      wait_for_stage();
+      give_back_stage();
+    }
+  }
+
+ protected:
+  static constexpr int kRowStep = 2 * kLinearStep / 16;  // from step to step, in a descriptor
+
+  __device__ __forceinline__ void wait_for_stage() const {
+    wgmma::wait(ring_.full + stage_ * 8, parity_);
+  }
+
+  /// Returns the stage to release when all products but those of this one are done: 0 for none. A
+  /// stage is read once the products that were started on it are done, one stage later or at the
+  /// end of the chain.
+  __device__ __forceinline__ uint32_t leave_stage() {
+    const uint32_t before = left_;
+    left_ = ring_.empty + stage_ * 8;
+    step_ = 0;
+    const bool wraps = stage_ + 1 == ring_.num_stages;
+    parity_ ^= wraps ? 1 : 0;
+    stage_ = wraps ? 0 : stage_ + 1;
+    return before;
+  }
+
+  __device__ __forceinline__ void release(uint32_t left) const {
+    if (left == 0) return;
+    if constexpr (kCluster == 1) {
+      if (lane_ == 0) wgmma::arrive(left);
+    } else {
+      if (lane_ < kCluster) wgmma::arrive_at(left, lane_);
+    }
+  }
+
+  /// Of a stage on which no product is under way.
+  __device__ __forceinline__ void give_back_stage() {
+    leave_stage();
+    release(left_);
+    left_ = 0;
+  }
+
+  const Ring& ring_;
+  int lane_;
+  int stage_ = 0;
+  uint32_t parity_ = 0;
+  int step_ = 0;       // of the stage
+  uint32_t left_ = 0;  // barrier of the stage that is left but not released
+};
+
+/// Multiplies weights that wgmma reads from shared memory. With one warp on each scheduler of the
+/// SM, every instruction between two products shows: whole stages of a chain have a loop of their
+/// own.
 template <int kRows, int kCluster>
-class ChainReader {
+class ChainReader : public StageReader<kCluster> {
  public:
   __device__ __forceinline__ ChainReader(const Ring& ring, int group, int lane,
                                          uint32_t max_weight_bytes)
-      : ring_(ring), group_(group), lane_(lane), max_weight_bytes_(max_weight_bytes) {}
+      : StageReader<kCluster>(ring, lane), group_(group), max_weight_bytes_(max_weight_bytes) {}
 
-  __device__ __forceinline__ void begin_tile(int box_units) {
+  /// Of a tile with weights of `box_units` units and so many steps.
+  __device__ __forceinline__ void begin_tile(int box_units, int) {
     weight_form_ = wgmma::describe_place(0, box_units * kOctetUnitBytes);
     weight_step_ = box_units * (2 * kOctetUnitBytes / 16);
   }
@@ -65,23 +131,11 @@ class ChainReader {
     left_ = 0;
   }
 
-  /// After the last chain of a tile: what is left of the stage is of no use.
-  __device__ __forceinline__ void finish_tile() {
-    if (step_ > 0) give_back_stage();
-  }
-
-  /// Past stages of a tile that has nothing for this group.
-  __device__ __forceinline__ void skip(int num_steps) {
-#pragma unroll 1
-    for (; num_steps > 0; num_steps -= kStageSteps) {
-      wait_for_stage();
-      give_back_stage();
-    }
-  }
-
  private:
-  static constexpr int kCoreBytes = 128;                 // of 8 outputs x 8 k
-  static constexpr int kRowStep = 2 * kLinearStep / 16;  // in a descriptor
+  using Place = StageReader<kCluster>;
+  using Place::kRowStep, Place::left_, Place::ring_, Place::stage_, Place::step_;
+  using Place::leave_stage, Place::release, Place::wait_for_stage;
+  static constexpr int kCoreBytes = 128;  // of 8 outputs x 8 k
 
   /// Of the next step: the lower halves of its descriptors, and from there to the next weights.
   struct Operands {
@@ -133,49 +187,10 @@ class ChainReader {
     wgmma::end_products();
   }
 
-  __device__ __forceinline__ void wait_for_stage() const {
-    wgmma::wait(ring_.full + stage_ * 8, parity_);
-  }
-
-  /// Returns the stage to release when all products but those of this one are done: 0 for none. A
-  /// stage is read once the products that were started on it are done, one stage later or at the
-  /// end of the chain.
-  __device__ __forceinline__ uint32_t leave_stage() {
-    const uint32_t before = left_;
-    left_ = ring_.empty + stage_ * 8;
-    step_ = 0;
-    const bool wraps = stage_ + 1 == ring_.num_stages;
-    parity_ ^= wraps ? 1 : 0;
-    stage_ = wraps ? 0 : stage_ + 1;
-    return before;
-  }
-
-  __device__ __forceinline__ void release(uint32_t left) const {
-    if (left == 0) return;
-    if constexpr (kCluster == 1) {
-      if (lane_ == 0) wgmma::arrive(left);
-    } else {
-      if (lane_ < kCluster) wgmma::arrive_at(left, lane_);
-    }
-  }
-
-  /// Of a stage on which no product is under way.
-  __device__ __forceinline__ void give_back_stage() {
-    leave_stage();
-    release(left_);
-    left_ = 0;
-  }
-
-  const Ring& ring_;
   int group_;
-  int lane_;
   uint32_t max_weight_bytes_;
   uint32_t weight_form_ = 0;  // of the descriptors' lower halves
   int weight_step_ = 0;
-  int stage_ = 0;
-  uint32_t parity_ = 0;
-  int step_ = 0;       // of the stage
-  uint32_t left_ = 0;  // barrier of the stage that is left but not released
 };
 
 }  // namespace openspec::cuda

@@ -12,29 +12,52 @@
 #include "kernels/common/wgmma.cuh"
 #include "kernels/exchange/exchange.cuh"
 #include "kernels/linear/tiles.cuh"
+#include "kernels/linear/weight_form.cuh"
 #include "kernels/linear/wgmma_output.cuh"
 
 namespace openspec::cuda {
 
-// A stage is 64 k wide: weights [8 octets of k][unit][16 outputs][8 k], which without swizzle are
-// the core matrices of wgmma in order, then activations [row][64 k] in the swizzle of 128 bytes.
+// A stage is 64 k wide: weights, then activations [row][64 k] in the swizzle of 128 bytes. Weights
+// of bf16 lie as [8 octets of k][unit][16 outputs][8 k], which without swizzle are the core
+// matrices of wgmma in order, those of e4m3 as [unit][4 steps][lane][8 bytes].
 
-inline constexpr int kMaxGroups = 3;
 inline constexpr int kMaxStages = 12;
 inline constexpr int kStageSteps = 4;
 inline constexpr int kStageInputs = kStageSteps * kLinearStep;
 inline constexpr int kStageOctets = kStageInputs / 8;
-inline constexpr int kUnitBytes = kLinearUnit * kStageInputs * 2;  // of a stage
-inline constexpr int kRowBytes = kStageInputs * 2;                 // of a stage
-inline constexpr int kOctetUnitBytes = kLinearUnit * 8 * 2;        // a unit's weights of 8 k
-inline constexpr int kAlignment = 1024;                            // of the swizzle
+inline constexpr int kRowBytes = kStageInputs * 2;           // of a stage
+inline constexpr int kOctetUnitBytes = kLinearUnit * 8 * 2;  // a unit's weights of 8 k
+inline constexpr int kAlignment = 1024;                      // of the swizzle
+
+/// Of a unit in a stage.
+__host__ __device__ constexpr int unit_bytes(WeightForm form) {
+  return kStageSteps * step_bytes(form);
+}
+
+/// Warpgroups of a block that multiply. There are fewer where they need more registers: of e4m3 for
+/// weights, with blocks of scales for the sums of segments too.
+__host__ __device__ constexpr int max_groups(WeightForm form, int tile_rows) {
+  return is_e4m3(form) && tile_rows > (has_blocks(form) ? 64 : 96) ? 2 : 3;
+}
+/// Of a ring: a stage is given back while the next one is read, of e4m3 while the codes of the one
+/// after that are.
+__host__ __device__ constexpr int min_stages(WeightForm form) { return is_e4m3(form) ? 3 : 2; }
+/// Whether the chains' sums so far are in shared memory, for want of registers.
+__host__ __device__ constexpr bool stores_chains(WeightForm form, int tile_rows) {
+  return has_blocks(form) && tile_rows >= 64;
+}
 
 /// Tiles of many rows need more registers than an even share: the copying warps get a group of
 /// their own, which hands over its registers.
-template <int kRows>
+template <WeightForm kForm, int kRows>
 struct Threads {
   static constexpr bool kMovesRegisters = kRows > 64;
   static constexpr int kCopying = kMovesRegisters ? 128 : 64;
+  static constexpr int kMostGroups = max_groups(kForm, kRows);
+  static constexpr int kMost = kMostGroups * kGroupThreads + kCopying;
+  // Where registers move; every thread begins with an even share.
+  static constexpr int kCopyingRegisters = kMostGroups == 2 ? 40 : 32;
+  static constexpr int kMultiplyingRegisters = kMostGroups == 2 ? 232 : 160;
 };
 
 /// The weights as boxes of as many units as a block's tiles have.
@@ -75,11 +98,18 @@ struct ExchangeJob : Job {
 template <typename JobType>
 inline constexpr bool kIsSent = std::is_same_v<JobType, ExchangeJob>;
 
+/// A warpgroup's sums of a tile.
+__host__ __device__ constexpr int group_sum_bytes(int tile_rows) {
+  return tile_rows / 2 * kGroupThreads * 4;
+}
+
 /// Shared memory of a warpgroup beside the ring: the sums of the splits so far where it adds them
-/// up, then its output on the way to memory where that is bf16 or sent.
-__host__ __device__ constexpr int group_buffer_bytes(int tile_rows, bool adds_splits, bool is_f32,
-                                                     bool is_swiglu, bool is_sent) {
-  const int sum_bytes = adds_splits ? tile_rows / 2 * kGroupThreads * 4 : 0;
+/// up, behind them those of the chains so far, then its output on the way to memory where that is
+/// bf16 or sent.
+__host__ __device__ constexpr int group_buffer_bytes(int tile_rows, bool adds_splits,
+                                                     bool adds_chains, bool is_f32, bool is_swiglu,
+                                                     bool is_sent) {
+  const int sum_bytes = (adds_splits + adds_chains) * group_sum_bytes(tile_rows);
   const int out_bytes = is_sent ? kSendTurnBytes : is_f32 ? 0 : turn_bytes(is_swiglu);
   return sum_bytes > out_bytes ? sum_bytes : out_bytes;
 }

@@ -131,8 +131,6 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
   if (linear.scale_kind != ScaleKind::kNone) linear.format = MatrixFormat::kE4M3;
   const bool has_codes = linear.format == MatrixFormat::kE4M3;
   if (device_ == Device::kCuda) {
-    OPENSPEC_CHECK_ARG(!has_codes, prefix, names.front(), " is e4m3, which runs on the CPU only ",
-                       "yet; use --device cpu, or the checkpoint in bfloat16");
     OPENSPEC_CHECK_ARG(linear.num_outputs % 16 == 0 && inputs.count % 16 == 0, prefix,
                        names.front(), ": a matrix of ", linear.num_outputs, " x ", inputs.count,
                        " cannot run on CUDA, sizes must be multiples of 16; use --device cpu");
