@@ -50,7 +50,7 @@ SHAPE = {
 @pytest.fixture(autouse=True)
 def on_the_host() -> None:
     if harness.DEVICE != "cpu":
-        pytest.skip("FP8 weights run on the CPU only yet")
+        pytest.skip("CUDA has no vocabulary of 4100; the embedded model in FP8 is in the other gates")
 
 
 @cache
