@@ -10,7 +10,6 @@
 #include "kernels/drafts/kept_rows.h"
 #include "kernels/drafts/ngram_lookup.h"
 #include "kernels/drafts/token_pairs.h"
-#include "kernels/exchange/exchange.h"
 #include "kernels/linear/linear.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/rope/rope.h"
@@ -22,17 +21,11 @@
 /// the one place that chooses between implementations.
 namespace openspec::ops {
 
-#ifdef OPENSPEC_CUDA
-#define OPENSPEC_ON_CUDA(op) device::check(op(params, exec.stream), #op)
-#else
-#define OPENSPEC_ON_CUDA(op) (void)params, device::check(-1, #op)
-#endif
-
 /// op(exec, params): `op_cuda` on CUDA, else `op_cpu`.
 #define OPENSPEC_DEFINE_OP(op, Params)                            \
   inline void op(const ExecContext& exec, const Params& params) { \
     if (exec.device == Device::kCuda) {                           \
-      OPENSPEC_ON_CUDA(op##_cuda);                                \
+      OPENSPEC_ON_CUDA(op##_cuda, params, exec);                  \
     } else {                                                      \
       op##_cpu(exec, params);                                     \
     }                                                             \
@@ -80,15 +73,9 @@ inline void copy_rows(const ExecContext& exec, const int32_t* row, const void* f
 
 /// Once per step, before the first layer's attention.
 inline void span_attention_plan(const ExecContext& exec, const SpanAttentionParams& params) {
-  if (exec.device == Device::kCuda) OPENSPEC_ON_CUDA(span_attention_plan_cuda);
-}
-
-/// Ranks on the host write to one memory.
-inline void share_columns(const ExecContext& exec, const ShareColumnsParams& params) {
-  if (exec.device == Device::kCuda) OPENSPEC_ON_CUDA(share_columns_cuda);
+  if (exec.device == Device::kCuda) OPENSPEC_ON_CUDA(span_attention_plan_cuda, params, exec);
 }
 
 #undef OPENSPEC_DEFINE_OP
-#undef OPENSPEC_ON_CUDA
 
 }  // namespace openspec::ops

@@ -183,6 +183,7 @@ ALIASES = {
     "dp": ("3", "replicas", 3),
     "dp_size": ("3", "replicas", 3),
     "block_size": ("8", "page_size", 8),
+    "q": ("fp8", "quantization", "fp8"),
 }
 
 

@@ -20,6 +20,14 @@ class DeviceError : public EngineError {
 
 }  // namespace openspec
 
+/// Enqueues op(params) on the stream of `exec`; throws DeviceError.
+#ifdef OPENSPEC_CUDA
+#define OPENSPEC_ON_CUDA(op, params, exec) openspec::device::check(op(params, (exec).stream), #op)
+#else
+#define OPENSPEC_ON_CUDA(op, params, exec) \
+  (void)(params), (void)(exec), openspec::device::check(-1, #op)
+#endif
+
 /// The CUDA device as the layers above the kernels see it: memory, streams, events and graphs,
 /// without CUDA's headers. In a build without CUDA there is never a device, and everything else
 /// throws.

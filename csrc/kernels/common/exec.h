@@ -17,9 +17,19 @@ inline size_t dtype_bytes(DType dtype) {
 
 enum class Device : uint8_t { kCpu, kCuda };
 
+inline constexpr int kMaxRanks = 8;
+inline constexpr uint64_t kExchangeDeadlineNs = 10'000'000'000;  // that a rank waits at most
+
 /// One of the ranks that share a target between them, each with its part of the matrices.
 struct TpRank {
   int rank = 0, size = 1;
+};
+
+/// What a step took of a rank's exchange with the others, on CUDA.
+struct ExchangeCounts {
+  uint64_t num_rounds = 0;
+  /// That one thread of each kernel waited, from when it first found nothing.
+  uint64_t wait_ns = 0;
 };
 
 /// Where an op runs. On CUDA every pointer in an op's parameters is device memory unless its

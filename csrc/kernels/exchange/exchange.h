@@ -4,10 +4,10 @@
 #include <cstdint>
 
 #include "core/host_device.h"
+#include "kernels/common/exec.h"
 
 namespace openspec {
 
-inline constexpr int kMaxRanks = 8;
 inline constexpr int kInboxSlots = 3;
 // Of few rows every rank takes all sums of a round and norms all rows. Of more (`have_owners`) the
 // sums of a row go to one rank alone, its *owner*, who norms it and sends the result to all.
@@ -69,12 +69,12 @@ struct RowOwners {
 /// lies between emptying a place and filling it.) A round whose rows have owners has at least one
 /// row for each, and its norm is complete when it has seen the results of all.
 struct Exchange {
-  int num_ranks = 0;                      // 1, 2, 4 or 8
-  int rank = 0;                           // whose view this is
-  std::byte* memory[kMaxRanks] = {};      // of each rank: exchange_bytes(slot_floats)
-  int64_t slot_floats = 0;                // a multiple of 4
-  uint32_t* fault = nullptr;              // where the host may read it: see kExchangeIsLate
-  uint64_t deadline_ns = 10'000'000'000;  // that a kernel waits at most
+  int num_ranks = 0;                  // 1, 2, 4 or 8
+  int rank = 0;                       // whose view this is
+  std::byte* memory[kMaxRanks] = {};  // of each rank: exchange_bytes(slot_floats)
+  int64_t slot_floats = 0;            // a multiple of 4
+  uint32_t* fault = nullptr;          // where the host may read it: see kExchangeIsLate
+  uint64_t deadline_ns = kExchangeDeadlineNs;
 };
 
 /// What a kernel writes to `fault` and to the rank's ExchangeState when something has not come in
@@ -102,13 +102,6 @@ struct ExchangeState {
   // last one for which a rank's block is ready to be sent to, and has sent.
   uint64_t num_shared = 0, num_blocks_done = 0;
   uint64_t is_ready[kMaxRanks][kShareBlocks] = {}, has_sent[kMaxRanks][kShareBlocks] = {};
-};
-
-/// What a step took of a rank's exchange.
-struct ExchangeCounts {
-  uint64_t num_rounds = 0;
-  /// That one thread of each kernel waited, from when it first found nothing.
-  uint64_t wait_ns = 0;
 };
 
 /// Bytes of a rank's memory, which begins at a multiple of 16.

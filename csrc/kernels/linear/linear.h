@@ -3,11 +3,12 @@
 #include <cstdint>
 
 #include "kernels/common/exec.h"
-#include "kernels/exchange/exchange.h"
 #include "kernels/linear/packed_linear.h"
 #include "kernels/linear/panels_cpu.h"
 
 namespace openspec {
+
+struct Exchange;
 
 /// The layout that is fastest on this CPU for a matrix of so many inputs. It decides bits: shards
 /// have the whole's.

@@ -3,6 +3,7 @@
 
 #include "kernels/common/launch.cuh"
 #include "kernels/common/packs.cuh"
+#include "kernels/exchange/exchange.h"
 #include "kernels/norm/cluster_norm.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/norm/row_order.cuh"

@@ -1,9 +1,10 @@
 #pragma once
 
 #include "kernels/common/exec.h"
-#include "kernels/exchange/exchange.h"
 
 namespace openspec {
+
+struct Exchange;
 
 /// Where rows have owners (have_owners) each rank norms those that it owns, and sends them to all.
 /// Of other ranks' rows its residual is then what it was, unless residuals are sent, too. All

@@ -4,14 +4,16 @@
 #include <cstdint>
 
 #include "kernels/choose/sampling_params.h"
+#include "kernels/common/exec.h"
 #include "kernels/common/rows.h"
-#include "kernels/exchange/exchange.h"
 
 /// The small ops around the forward pass of a step on CUDA: what the host plans in terms of
 /// sequences becomes rows, and the rows' choices become committed tokens, without the host. The CPU
 /// engine does the same in core/row_layout.h and runtime/step/host_step.cpp, which the tests
 /// compare with.
 namespace openspec {
+
+struct ExchangeState;
 
 /// The sequence table in device memory, by slot.
 struct DeviceTable {

@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "kernels/ops.h"
 #include "model/parts/decoder_pass.h"
+#include "model/parts/sum_exchange.h"
 
 namespace openspec {
 

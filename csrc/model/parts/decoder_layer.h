@@ -8,11 +8,13 @@
 #include "kernels/linear/packed_linear.h"
 #include "model/parts/forward_limits.h"
 #include "model/parts/layer_spec.h"
-#include "model/parts/sum_exchange.h"
 #include "model/weights/buffer.h"
 #include "model/weights/weights.h"
 
 namespace openspec {
+
+class SumExchange;
+struct LinearParams;
 
 /// What a rank has of a layer. Ranks have a KV head in common where there are fewer than ranks.
 struct LayerPart {

@@ -11,6 +11,8 @@
 
 namespace openspec {
 
+struct RmsNormParams;
+
 /// What the attention of a layer sees: the rows' spans, whose prefixes may begin after a
 /// sequence's first tokens, and how much of them (SpanAttentionParams).
 struct Sight {

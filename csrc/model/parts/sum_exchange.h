@@ -1,32 +1,24 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "kernels/common/exec.h"
-#include "kernels/exchange/exchange.h"
-#include "kernels/linear/linear.h"
-#include "kernels/norm/rms_norm.h"
 #include "model/weights/part.h"
 
 namespace openspec {
 
+struct LinearParams;
+struct RmsNormParams;
+
 inline constexpr int kHostRoundRows = 512;
 
 /// Rows of a round, at most: a pass of more goes through its exchange in slices.
-constexpr int most_round_rows(Device device, int num_ranks, int max_splits, int width) {
-  return device == Device::kCpu ? kHostRoundRows : most_round_rows(num_ranks, max_splits, width);
-}
+int most_round_rows(Device device, int num_ranks, int max_splits, int width);
 
 /// Floats of a slot of an exchange, of passes of `max_rows`: on the host one memory has all of a
 /// round's sums, on CUDA each rank has what comes to it.
-constexpr int64_t slot_floats(Device device, int num_ranks, int max_splits, int max_rows,
-                              int width) {
-  const int most = std::min(max_rows, most_round_rows(device, num_ranks, max_splits, width));
-  if (device == Device::kCpu) return int64_t{max_splits} * most * width;
-  return slot_floats(num_ranks, max_splits, most, width);
-}
+int64_t slot_floats(Device device, int num_ranks, int max_splits, int max_rows, int width);
 
 /// A rank's way to the sums of all ranks, and to columns of which each has some. In a pass all
 /// ranks call the same, in the same order.

@@ -7,6 +7,7 @@
 #include "kernels/ops.h"
 #include "model/parts/decoder_model.h"
 #include "model/parts/decoder_pass.h"
+#include "model/parts/sum_exchange.h"
 #include "model/targets/shared_tensors.h"
 #include "model/targets/target.h"
 

@@ -5,7 +5,10 @@
 
 #include "core/check.h"
 #include "kernels/common/device.h"
-#include "kernels/ops.h"
+#include "kernels/exchange/exchange.h"
+#include "kernels/linear/linear.h"
+#include "kernels/norm/rms_norm.h"
+#include "model/parts/sum_exchange.h"
 #include "model/targets/sharded.h"
 
 namespace openspec {
@@ -31,9 +34,7 @@ class DeviceExchange::Rank final : public SumExchange {
   void set_view(const Exchange& view) { view_ = view; }
   ExchangeState* state() const { return state_of(view_, view_.rank); }
   void clear() {
-#ifdef OPENSPEC_CUDA
-    device::check(clear_exchange_cuda(view_, nullptr), "clear_exchange");
-#endif
+    OPENSPEC_ON_CUDA(clear_exchange_cuda, view_, ExecContext());
     device::synchronize(nullptr);
   }
   /// Ends the waits of what runs and of what follows. `fault` lies in pinned memory.
@@ -44,7 +45,7 @@ class DeviceExchange::Rank final : public SumExchange {
 
   void send(const ExecContext& exec, LinearParams product) override {
     product.exchange = &view_;
-    ops::linear(exec, product);
+    OPENSPEC_ON_CUDA(linear_cuda, product, exec);
   }
   void take(const ExecContext& exec, RmsNormParams norm, bool shares_residual) override {
     norm.exchange = &view_;
@@ -54,7 +55,7 @@ class DeviceExchange::Rank final : public SumExchange {
       if (shares_residual) find_everywhere(norm.residual, owned.residual);
       norm.owned = &owned;
     }
-    ops::rms_norm(exec, norm);
+    OPENSPEC_ON_CUDA(rms_norm_cuda, norm, exec);
   }
 
   void give_area(void* data, size_t bytes) override {
@@ -69,7 +70,7 @@ class DeviceExchange::Rank final : public SumExchange {
                                  .first_byte = bytes_of(columns.first),
                                  .num_bytes = bytes_of(columns.count)};
     find_everywhere(rows, params.rows);
-    ops::share_columns(exec, params);
+    OPENSPEC_ON_CUDA(share_columns_cuda, params, exec);
   }
 
  private:
@@ -132,6 +133,10 @@ DeviceExchange::DeviceExchange(const TargetSetup& whole, std::vector<int> device
 DeviceExchange::~DeviceExchange() = default;
 
 SumExchange& DeviceExchange::rank(int rank) { return *ranks_.at(static_cast<size_t>(rank)); }
+
+void DeviceExchange::give_area(int rank, void* data, size_t bytes) {
+  this->rank(rank).give_area(data, bytes);
+}
 
 ExchangeState* DeviceExchange::state(int rank) const {
   return ranks_.at(static_cast<size_t>(rank))->state();

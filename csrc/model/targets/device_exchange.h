@@ -5,11 +5,13 @@
 #include <memory>
 #include <vector>
 
-#include "model/parts/sum_exchange.h"
 #include "model/targets/target.h"
 #include "model/weights/buffer.h"
 
 namespace openspec {
+
+class SumExchange;
+struct ExchangeState;
 
 /// The exchange of the ranks among which a target is shared on CUDA, each on a device of its own:
 /// memory of each for what others send, and what tells that one of them did not come in time.
@@ -19,7 +21,7 @@ class DeviceExchange {
   /// memory from then on. A rank waits `deadline_ns` for the others at most. Throws ArgumentError
   /// naming what cannot be and the remedy.
   explicit DeviceExchange(const TargetSetup& whole, std::vector<int> devices = {},
-                          uint64_t deadline_ns = Exchange().deadline_ns);
+                          uint64_t deadline_ns = kExchangeDeadlineNs);
   ~DeviceExchange();
   DeviceExchange(const DeviceExchange&) = delete;
   DeviceExchange& operator=(const DeviceExchange&) = delete;
@@ -30,7 +32,7 @@ class DeviceExchange {
   /// On the rank's device.
   ExchangeState* state(int rank) const;
   /// As SumExchange::give_area of the rank.
-  void give_area(int rank, void* data, size_t bytes) { this->rank(rank).give_area(data, bytes); }
+  void give_area(int rank, void* data, size_t bytes);
 
   /// Ends all waits of all ranks, now and from here on: one of them cannot do its part.
   void fail();

@@ -6,7 +6,9 @@
 
 #include "core/thread_team.h"
 #include "kernels/common/device.h"
-#include "kernels/ops.h"
+#include "kernels/linear/linear.h"
+#include "kernels/norm/rms_norm.h"
+#include "model/parts/sum_exchange.h"
 #include "model/targets/device_exchange.h"
 #include "model/weights/buffer.h"
 #include "model/weights/part.h"
@@ -79,8 +81,8 @@ class TimedRounds {
       }
       product_.partials = sums_;
       norm_.delta_partials = sums_;
-      ops::linear(exec, product_);
-      ops::rms_norm(exec, norm_);
+      OPENSPEC_ON_CUDA(linear_cuda, product_, exec);
+      OPENSPEC_ON_CUDA(rms_norm_cuda, norm_, exec);
     }
   }
 

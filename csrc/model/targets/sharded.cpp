@@ -8,7 +8,9 @@
 
 #include "core/rendezvous.h"
 #include "core/thread_pool.h"
-#include "kernels/ops.h"
+#include "kernels/linear/linear.h"
+#include "kernels/norm/rms_norm.h"
+#include "model/parts/sum_exchange.h"
 #include "model/targets/device_exchange.h"
 #include "model/targets/shared_tensors.h"
 #include "model/weights/buffer.h"
@@ -40,12 +42,12 @@ class HostExchange final : public SumExchange {
   void send(const ExecContext& exec, LinearParams product) override {
     slot_ = (slot_ + 1) % kNumSlots;
     product.partials = slot();
-    ops::linear(exec, product);
+    linear_cpu(exec, product);
   }
   void take(const ExecContext& exec, RmsNormParams norm, bool) override {
     sums_.rendezvous.wait();
     norm.delta_partials = slot();
-    ops::rms_norm(exec, norm);
+    rms_norm_cpu(exec, norm);
   }
   /// A pass begins: on all ranks with the same slot, wherever the last one ended.
   void restart() { slot_ = 0; }

@@ -11,12 +11,12 @@
 #include "kernels/common/records.h"
 #include "kernels/common/rows.h"
 #include "model/parts/forward_limits.h"
-#include "model/parts/sum_exchange.h"
 #include "model/targets/state_needs.h"
 #include "model/targets/target_spec.h"
 
 namespace openspec {
 
+class SumExchange;
 class Weights;
 struct SharedTensors;
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "model/parts/layer_spec.h"
-#include "model/weights/scales.h"
+#include "model/weights/tensor_scale.h"
 
 namespace openspec {
 

@@ -120,7 +120,7 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
   std::string all_names;
   for (const std::string& name : names) {
     const TensorScale* scale = scale_of(prefix + name);
-    const ScaleKind kind = scale == nullptr ? ScaleKind::kNone : scale->kind();
+    const ScaleKind kind = scale == nullptr ? ScaleKind::kNone : scale_kind(scale->form);
     OPENSPEC_CHECK_ARG(all_names.empty() || kind == linear.scale_kind, "tensors ", all_names,
                        " and ", prefix, name,
                        " make one matrix, so all of them must be bf16, or "

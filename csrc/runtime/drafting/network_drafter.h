@@ -12,6 +12,7 @@
 #include "kernels/drafts/table_rows.h"
 #include "model/heads/draft_model.h"
 #include "model/parts/decoder_pass.h"
+#include "model/parts/sum_exchange.h"
 #include "model/targets/shared_tensors.h"
 #include "model/targets/target.h"
 #include "model/weights/buffer.h"

@@ -10,7 +10,7 @@
 #include "core/page_pool.h"
 #include "core/row_layout.h"
 #include "grammar/grammar_work.h"
-#include "kernels/exchange/exchange.h"
+#include "kernels/common/exec.h"
 
 namespace openspec {
 

@@ -16,6 +16,8 @@
 
 namespace openspec {
 
+struct ExchangeState;
+
 /// What a step works on, or one rank's part of it on a device of its own; all of it is the
 /// runner's.
 struct StepContext {

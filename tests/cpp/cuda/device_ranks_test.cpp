@@ -10,6 +10,10 @@
 
 #include "cuda/cuda_testing.h"
 #include "kernels/common/device.h"
+#include "kernels/exchange/exchange.h"
+#include "kernels/linear/linear.h"
+#include "kernels/norm/rms_norm.h"
+#include "model/parts/sum_exchange.h"
 #include "model/targets/device_exchange.h"
 #include "model/targets/sharded.h"
 #include "runtime/runner_testing.h"

@@ -7,8 +7,11 @@
 
 #include "check_test.h"
 #include "core/check.h"
+#include "kernels/exchange/exchange.h"
 #include "kernels/linear/linear.h"
+#include "kernels/norm/rms_norm.h"
 #include "model/parts/decoder_layer.h"
+#include "model/parts/sum_exchange.h"
 #include "runtime/runner_testing.h"
 
 using namespace openspec;
