@@ -32,6 +32,7 @@ def save(folder: Path, dtype: Any, **options: Any) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_sharded_folder_is_the_same_model(tmp_path: Path) -> None:
     folder = save(tmp_path, torch.bfloat16, max_shard_size="3MB")
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2

@@ -56,7 +56,7 @@ def parameters() -> dict[str, dict[str, object]]:
     }
 
 
-@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+@pytest.mark.parametrize("kind", [pytest.param("greedy", marks=pytest.mark.full), "sampled"])
 @pytest.mark.parametrize("name", parameters())
 def test_parameter(drafter_name: str, name: str, kind: str, reference: Reference) -> None:
     changes = parameters()[name]

@@ -55,7 +55,7 @@ class Cells:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.full), 2])
 def test_sampled_tokens_follow_the_distribution(
     drafter_name: str, settings: dict[str, float], place: int
 ) -> None:
