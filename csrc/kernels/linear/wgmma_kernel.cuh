@@ -352,7 +352,8 @@ __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUten
 // beside these. But not fewer than the loop over chains needs: beside this much shared
 // memory the first-level cache is too small for what hundreds of threads spill.
 constexpr int few_rows_registers(WeightForm form, int num_rows) {
-  if (is_e4m3(form)) return 128;  // of 14 warps, four of which share the registers of a quarter
+  // Of a block's 14 warps a scheduler has four, whose 16,384 registers are 128 for each thread.
+  if (is_e4m3(form)) return 128;
   return num_rows <= 32 ? 72 : 96;
 }
 

@@ -100,6 +100,17 @@ std::vector<uint8_t> inbox_of(const std::vector<uint8_t>& partials, const Shape&
   return inbox;
 }
 
+/// The columns of x [num_rows, width] that the inputs of a part read.
+std::vector<uint16_t> inputs_of(const CodedMatrix& part, const std::vector<uint16_t>& x,
+                                size_t width, int num_rows) {
+  std::vector<uint16_t> own;
+  for (size_t row = 0; row < static_cast<size_t>(num_rows); ++row) {
+    const auto from = x.begin() + static_cast<ptrdiff_t>(row * width) + part.shard.first_input;
+    own.insert(own.end(), from, from + part.shape.num_inputs);
+  }
+  return own;
+}
+
 }  // namespace
 
 // Row k of x is 1 at input k: its outputs are the weights of k, by each kernel.
@@ -381,13 +392,7 @@ TEST(shards_have_the_bits_of_the_whole) {
           const int last = std::min(n, split + std::max(1, n / 2));
           const CodedMatrix part = matrix.of_splits(split, last);
           const DeviceMatrix device(part);
-          std::vector<uint16_t> own_x;
-          for (size_t row = 0; row < static_cast<size_t>(num_rows); ++row) {
-            const auto from =
-                x.begin() + static_cast<ptrdiff_t>(row * width) + part.shard.first_input;
-            own_x.insert(own_x.end(), from, from + part.shape.num_inputs);
-          }
-          const DeviceBuffer part_x(own_x);
+          const DeviceBuffer part_x(inputs_of(part, x, width, num_rows));
           const std::vector<uint8_t> got =
               outputs_of(device.weight(), part_x.data(), num_rows, out);
           if (std::memcmp(&got[split * split_bytes], &expected[split * split_bytes],
@@ -423,13 +428,7 @@ TEST(ranks_send_the_sums_of_the_whole) {
         const Ranks ranks(2, slot_floats(2, n, num_rows, shape.num_outputs));
         for (int rank = 0; rank < 2; ++rank) {
           const CodedMatrix& part = parts[static_cast<size_t>(rank)];
-          std::vector<uint16_t> own_x;
-          for (size_t row = 0; row < static_cast<size_t>(num_rows); ++row) {
-            const auto from =
-                x.begin() + static_cast<ptrdiff_t>(row * width) + part.shard.first_input;
-            own_x.insert(own_x.end(), from, from + part.shape.num_inputs);
-          }
-          const DeviceBuffer part_x(own_x);
+          const DeviceBuffer part_x(inputs_of(part, x, width, num_rows));
           LinearParams params;
           params.weight = ranks_own[rank].weight();
           params.x = part_x.data();
