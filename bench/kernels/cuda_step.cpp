@@ -2,10 +2,11 @@
 // checkpoint: random weights, so the text means nothing and drafts are rarely right.
 //
 //   bench_cuda_step [--shape NAME] [--json FILE] [--method NAME ...] [--requests N ...]
-//                   [--tensor-parallel-size T]
+//                   [--tensor-parallel-size T] [--tokens N]
 //
 // By default all methods at the shape of Qwen3-4B, at other shapes none and eagle3; 1, 4, 16 and 64
-// requests. The digest of a method's tokens is that of all methods and numbers of ranks.
+// requests. The digest of a method's tokens is that of all methods and numbers of ranks. With
+// `--tokens` there is no more than the digest of so many, of requests of which half sample.
 
 #include <algorithm>
 #include <bit>
@@ -34,8 +35,15 @@ double milliseconds_since(Clock::time_point start) {
   return 1e3 * std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-constexpr int kPromptLen = 550, kOutputLen = 128;
 constexpr int kNumPages = 2880;  // of 16 tokens: 64 requests and their drafts
+
+/// What is decoded, all at once.
+struct Work {
+  int num_seqs, prompt_len = 550, output_len = 128;
+  bool samples = false;  // every other request
+  unsigned seed = 0;
+};
+constexpr int kPromptLen = Work{}.prompt_len;
 
 /// A published model.
 struct Shape {
@@ -187,19 +195,22 @@ struct Timing {
   Digest digest;
 };
 
-/// `num_seqs` requests at once, host one step ahead.
-Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool repeats) {
-  std::mt19937 random(static_cast<uint32_t>(num_seqs));
+/// The host is one step ahead.
+Timing decode(Runner& runner, const Work& work) {
+  const auto [num_seqs, prompt_len, output_len, samples, seed] = work;
+  const int max_drafts = runner.config().max_draft_tokens;
+  std::mt19937 random(static_cast<uint32_t>(num_seqs) + seed);
   const auto vocab_size = static_cast<unsigned>(runner.config().target.vocab_size);
   std::vector<int> slots, num_planned, num_out;
   for (int i = 0; i < num_seqs; ++i) {
     std::vector<int32_t> prompt;
     for (int j = 0; j < prompt_len; ++j) {
-      prompt.push_back(repeats && j >= 32 ? prompt[static_cast<size_t>(j - 32)]
-                                          : static_cast<int32_t>(random() % vocab_size));
+      prompt.push_back(static_cast<int32_t>(random() % vocab_size));
     }
     SequenceParams params;
-    params.max_tokens = kOutputLen;
+    params.max_tokens = output_len;
+    params.temperature = samples && i % 2 == 1 ? 1.0f : 0.0f;
+    params.seed = static_cast<uint64_t>(i);
     slots.push_back(runner.add_sequence(prompt, prompt_len, params, {}));
     num_planned.push_back(0);
     num_out.push_back(0);
@@ -234,7 +245,7 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
         has_prompts = true;
       }
       num_planned[i] += count;
-      requests.push_back({slots[i], count, std::min(max_drafts, kOutputLen - num_out[i] - 1)});
+      requests.push_back({slots[i], count, std::min(max_drafts, output_len - num_out[i] - 1)});
       of.push_back(i);
     }
     if (!has_prompts && !all_decode) {
@@ -285,6 +296,22 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
     for (const int32_t token : text) timing.digest.add(token);
   }
   return timing;
+}
+
+/// Of at least `num_tokens` tokens, of as many requests at a time as all pages hold.
+void print_digest(Runner& runner, const std::string& method, int num_tokens) {
+  Work work = {.num_seqs = 64, .prompt_len = 48, .output_len = 640, .samples = true};
+  Digest digest;
+  double seconds = 0;
+  int count = 0;
+  for (; count < num_tokens; count += work.num_seqs * work.output_len, ++work.seed) {
+    const auto begin = Clock::now();
+    const uint64_t value = decode(runner, work).digest.value;
+    seconds += milliseconds_since(begin) / 1e3;
+    for (int shift : {0, 32}) digest.add(static_cast<int32_t>(value >> shift));
+  }
+  std::printf("%s: %d tokens in %.2f s, digest %016llx\n", method.c_str(), count, seconds,
+              static_cast<unsigned long long>(digest.value));
 }
 
 /// Bytes of the target that every step reads, all ranks together: its matrices, of the embedding
@@ -368,7 +395,7 @@ int main(int argc, char** argv) {
   const double bandwidth = bench::read_bandwidth(size_t{8} << 30);
   std::vector<std::string> methods;
   std::vector<int> requests;
-  int num_ranks = 1;
+  int num_ranks = 1, num_tokens = 0;
   const Shape* shape = &kShapes[0];
   for (int i = 1; i + 1 < argc; ++i) {
     if (std::strcmp(argv[i], "--shape") == 0) {
@@ -382,6 +409,7 @@ int main(int argc, char** argv) {
     if (std::strcmp(argv[i], "--method") == 0) methods.push_back(argv[i + 1]);
     if (std::strcmp(argv[i], "--requests") == 0) requests.push_back(std::atoi(argv[i + 1]));
     if (std::strcmp(argv[i], "--tensor-parallel-size") == 0) num_ranks = std::atoi(argv[i + 1]);
+    if (std::strcmp(argv[i], "--tokens") == 0) num_tokens = std::atoi(argv[i + 1]);
   }
   if (requests.empty()) requests = {1, 4, 16, 64};
   if (methods.empty() && shape != &kShapes[0]) methods = {"none", "eagle3"};
@@ -392,6 +420,10 @@ int main(int argc, char** argv) {
   for (const std::string& method : methods) {
     Runner runner(config_of(*shape, method, num_ranks), kNumPages);
     load_random_weights(runner);
+    if (num_tokens > 0) {
+      print_digest(runner, method, num_tokens);
+      continue;
+    }
     const double floor_ms = 1e3 * step_bytes(runner) / num_ranks / bandwidth;
     if (method == methods.front()) {
       std::printf("%s on %d GPUs: read bandwidth %.3f TB/s, weights once: %.3f ms\n", shape->name,
@@ -404,10 +436,9 @@ int main(int argc, char** argv) {
     runner.measure_step_times(3.0);
     json += ", \"" + method + "\": {";
     time_graphs(runner, method, floor_ms, bandwidth, json);
-    const int max_drafts = runner.config().max_draft_tokens;
     for (int num_seqs : requests) {
-      decode(runner, num_seqs, max_drafts, kPromptLen, false);
-      const Timing timing = decode(runner, num_seqs, max_drafts, kPromptLen, false);
+      decode(runner, {num_seqs});
+      const Timing timing = decode(runner, {num_seqs});
       std::printf(
           "%s c%-2d: first token %.2f ms, step %.3f ms (%.3f x floor), %.0f tok/s, %.2f "
           "tokens a step, GPU idle %.1f %%, digest %016llx\n",
@@ -422,7 +453,7 @@ int main(int argc, char** argv) {
               std::to_string(timing.digest.value) + "\"}";
     }
     for (int prompt_len : {2048, 8192}) {
-      const Timing timing = decode(runner, 1, max_drafts, prompt_len, false);
+      const Timing timing = decode(runner, {1, prompt_len});
       std::printf("%s prompt of %d: first token %.2f ms, step %.3f ms, digest %016llx\n",
                   method.c_str(), prompt_len, timing.first_token_ms, timing.step_ms,
                   static_cast<unsigned long long>(timing.digest.value));
