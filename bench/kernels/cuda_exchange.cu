@@ -419,8 +419,9 @@ void soak(int rank, int most_graphs) {
 
 template <typename Run>
 void run_ranks(const Run& run) {
-  std::vector<std::jthread> threads;
+  std::vector<std::thread> threads;
   for (int rank = 0; rank < num_ranks; ++rank) threads.emplace_back([&, rank] { run(rank); });
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace

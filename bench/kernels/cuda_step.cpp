@@ -63,32 +63,24 @@ constexpr Shape kShapes[] = {
     {"qwen2.5-7b", 3584, 28, 28, 4, 128, 18944, 152064, false, false, true, 1e6, {1, 13, 24}},
 };
 
-// Drafts as trees of depth 5, four children to a node.
-const std::string kTrees = "eagle3 trees";
-// The best 15 drafts of the eight best tokens at every position of a block: the rows of its chain.
-const std::string kBlockTrees = "dflash trees";
-// Twice as many drafts as the chain has.
-const std::string kPairTrees = "dspark trees";
+/// A drafter's trees of `max_drafts` drafts, the best of `top_k` children to a node.
+struct Trees {
+  const char *name, *method;
+  int max_drafts, depth;
+  int64_t top_k;
+};
+// A block's as many as the rows of its chain; pairs twice as many as the chain has.
+constexpr Trees kTrees[] = {{"eagle3 trees", "eagle3", 15, 5, 4},
+                            {"dflash trees", "dflash", 15, 15, 8},
+                            {"dspark trees", "dspark", 15, 7, 64}};
 
 RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ranks) {
-  if (method == kTrees) {
-    RunnerConfig config = config_of(shape, "eagle3", num_ranks);
-    config.max_draft_tokens = 15;
-    config.draft_depth = 5;
-    config.method_options["draft_top_k"] = int64_t{4};
-    return config;
-  }
-  if (method == kBlockTrees) {
-    RunnerConfig config = config_of(shape, "dflash", num_ranks);
-    config.draft_depth = 15;
-    config.method_options["draft_top_k"] = int64_t{8};
-    return config;
-  }
-  if (method == kPairTrees) {
-    RunnerConfig config = config_of(shape, "dspark", num_ranks);
-    config.max_draft_tokens = 15;
-    config.draft_depth = 7;
-    config.method_options["draft_top_k"] = int64_t{64};
+  for (const Trees& trees : kTrees) {
+    if (method != trees.name) continue;
+    RunnerConfig config = config_of(shape, trees.method, num_ranks);
+    config.max_draft_tokens = trees.max_drafts;
+    config.draft_depth = trees.depth;
+    config.method_options["draft_top_k"] = trees.top_k;
     return config;
   }
   RunnerConfig config;
@@ -219,6 +211,13 @@ Timing decode(Runner& runner, const Work& work) {
   std::deque<std::pair<std::unique_ptr<StepLease>, std::vector<size_t>>> open;
   std::vector<bool> done(static_cast<size_t>(num_seqs), false);
   std::vector<std::vector<int32_t>> texts(slots.size());
+  const auto finish_first = [&] {
+    const auto [lease, those] = std::move(open.front());
+    open.pop_front();
+    std::vector<SpanResult> results = runner.collect(*lease);
+    runner.commit(*lease);
+    return std::pair(std::move(results), those);
+  };
   const auto take = [&](size_t i, const SpanResult& result) {
     num_out[i] += static_cast<int>(result.token_ids.size());
     texts[i].insert(texts[i].end(), result.token_ids.begin(), result.token_ids.end());
@@ -250,13 +249,9 @@ Timing decode(Runner& runner, const Work& work) {
     }
     if (!has_prompts && !all_decode) {
       while (!open.empty()) {  // prompts are done: from here on only decoding is timed
-        const auto results = runner.collect(*open.front().first);
-        runner.commit(*open.front().first);
-        for (size_t k = 0; k < results.size(); ++k) {
-          take(open.front().second[k], results[k]);
-        }
+        const auto [results, those] = finish_first();
+        for (size_t k = 0; k < results.size(); ++k) take(those[k], results[k]);
         if (timing.first_token_ms == 0) timing.first_token_ms = milliseconds_since(begin);
-        open.pop_front();
       }
       all_decode = true;
       decode_begin = Clock::now();
@@ -266,11 +261,10 @@ Timing decode(Runner& runner, const Work& work) {
     runner.launch(*lease);
     open.emplace_back(std::move(lease), std::move(of));
     if (open.size() <= 1) continue;
-    const auto results = runner.collect(*open.front().first);
-    runner.commit(*open.front().first);
+    const auto [results, those] = finish_first();
     if (all_decode) ++num_steps;
     for (size_t k = 0; k < results.size(); ++k) {
-      const size_t i = open.front().second[k];
+      const size_t i = those[k];
       if (done[i]) continue;
       take(i, results[k]);
       if (all_decode) num_tokens += static_cast<int>(results[k].token_ids.size());
@@ -280,14 +274,9 @@ Timing decode(Runner& runner, const Work& work) {
         runner.remove_sequence(slots[i]);
       }
     }
-    open.pop_front();
   }
   const double total = milliseconds_since(decode_begin);
-  while (!open.empty()) {
-    runner.collect(*open.front().first);
-    runner.commit(*open.front().first);
-    open.pop_front();
-  }
+  while (!open.empty()) finish_first();
   timing.step_ms = total / std::max(1, num_steps);
   timing.idle_share = 1.0 - 1e3 * (runner.stats().device_seconds() - busy_seconds) / total;
   timing.tokens_per_second = 1e3 * num_tokens / total;
@@ -396,6 +385,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> methods;
   std::vector<int> requests;
   int num_ranks = 1, num_tokens = 0;
+  const char* json_path = nullptr;
   const Shape* shape = &kShapes[0];
   for (int i = 1; i + 1 < argc; ++i) {
     if (std::strcmp(argv[i], "--shape") == 0) {
@@ -410,12 +400,13 @@ int main(int argc, char** argv) {
     if (std::strcmp(argv[i], "--requests") == 0) requests.push_back(std::atoi(argv[i + 1]));
     if (std::strcmp(argv[i], "--tensor-parallel-size") == 0) num_ranks = std::atoi(argv[i + 1]);
     if (std::strcmp(argv[i], "--tokens") == 0) num_tokens = std::atoi(argv[i + 1]);
+    if (std::strcmp(argv[i], "--json") == 0) json_path = argv[i + 1];
   }
   if (requests.empty()) requests = {1, 4, 16, 64};
   if (methods.empty() && shape != &kShapes[0]) methods = {"none", "eagle3"};
   if (methods.empty()) {
     methods = drafter_names();
-    for (const std::string& trees : {kTrees, kBlockTrees, kPairTrees}) methods.push_back(trees);
+    for (const Trees& trees : kTrees) methods.emplace_back(trees.name);
   }
   for (const std::string& method : methods) {
     Runner runner(config_of(*shape, method, num_ranks), kNumPages);
@@ -453,6 +444,7 @@ int main(int argc, char** argv) {
               std::to_string(timing.digest.value) + "\"}";
     }
     for (int prompt_len : {2048, 8192}) {
+      decode(runner, {1, prompt_len});
       const Timing timing = decode(runner, {1, prompt_len});
       std::printf("%s prompt of %d: first token %.2f ms, step %.3f ms, digest %016llx\n",
                   method.c_str(), prompt_len, timing.first_token_ms, timing.step_ms,
@@ -463,12 +455,9 @@ int main(int argc, char** argv) {
     json += "}";
   }
   json += "}\n";
-  for (int i = 1; i + 1 < argc; ++i) {
-    if (std::strcmp(argv[i], "--json") != 0) continue;
-    if (std::FILE* file = std::fopen(argv[i + 1], "w")) {
-      std::fputs(json.c_str(), file);
-      std::fclose(file);
-    }
+  if (std::FILE* file = json_path != nullptr ? std::fopen(json_path, "w") : nullptr) {
+    std::fputs(json.c_str(), file);
+    std::fclose(file);
   }
   return 0;
 }
