@@ -3,9 +3,8 @@
 // Printed is what they take beyond the same product and norm without the other devices, and the
 // floor: the bytes that the busiest device receives, at the rate of plain stores of all at once.
 //
-//   cmake --build build --target bench_cuda_exchange
-//   build/csrc/kernels/bench_cuda_exchange [--ranks N] [--json FILE]
-//   build/csrc/kernels/bench_cuda_exchange [--ranks N] --soak N
+//   bench_cuda_exchange [--ranks N] [--json FILE]
+//   bench_cuda_exchange [--ranks N] --soak N
 //
 // By default of two devices. The soak replays N graphs of every shape and few rows, and fewer of
 // many, with random pauses before products, on the devices and between launches, and compares
@@ -15,7 +14,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
-#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -440,8 +438,8 @@ int main(int argc, char** argv) {
     std::printf("SKIPPED: needs %d devices\n", num_ranks);
     return 0;
   }
-  std::vector<int> devices(static_cast<size_t>(num_ranks));
-  std::iota(devices.begin(), devices.end(), 0);
+  std::vector<int> devices;
+  for (int rank = 0; rank < num_ranks; ++rank) devices.push_back(rank);
   device::enable_peers(devices);
   std::vector<std::string> runs;
   run_ranks([&](int rank) { num_graphs > 0 ? soak(rank, num_graphs) : measure(rank, runs); });

@@ -43,7 +43,6 @@ struct Work {
   bool samples = false;  // every other request
   unsigned seed = 0;
 };
-constexpr int kPromptLen = Work{}.prompt_len;
 
 /// A published model.
 struct Shape {
@@ -349,7 +348,7 @@ void time_graphs(Runner& runner, const std::string& method, double floor_ms, dou
       }
     }
   }
-  const std::vector<double> seconds = runner.time_steps(kinds, kPromptLen, 5, 5.0);
+  const std::vector<double> seconds = runner.time_steps(kinds, Work{}.prompt_len, 5, 5.0);
   for (const bool proposes : {false, true}) {
     json += proposes ? "}, \"proposing_graph_ms\": {" : "\"graph_ms\": {";
     for (size_t i = 0; i < kinds.size(); ++i) {
@@ -364,8 +363,9 @@ void time_graphs(Runner& runner, const std::string& method, double floor_ms, dou
   }
   json += "}";
   if (method != "eagle3" && method != "dflash") return;
-  const std::vector<double> both = runner.time_steps(
-      std::vector<StepKind>{{1, rows_per_seq, false}, {1, rows_per_seq, true}}, kPromptLen, 9, 5.0);
+  const std::vector<double> both =
+      runner.time_steps(std::vector<StepKind>{{1, rows_per_seq, false}, {1, rows_per_seq, true}},
+                        Work{}.prompt_len, 9, 5.0);
   const int num_passes = method == "dflash" ? 1 : rows_per_seq - 1;
   const double ms = 1e3 * (both[1] - both[0]);
   const double bytes_ms = 1e3 * draft_bytes(runner, num_passes) / bandwidth;
