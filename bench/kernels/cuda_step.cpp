@@ -2,11 +2,12 @@
 // checkpoint: random weights, so the text means nothing and drafts are rarely right.
 //
 //   bench_cuda_step [--shape NAME] [--json FILE] [--method NAME ...] [--requests N ...]
-//                   [--tensor-parallel-size T] [--tokens N]
+//                   [--tensor-parallel-size T] [--tokens N] [--format bf16|channel|block]
 //
 // By default all methods at the shape of Qwen3-4B, at other shapes none and eagle3; 1, 4, 16 and 64
-// requests. The digest of a method's tokens is that of all methods and numbers of ranks. With
-// `--tokens` there is no more than the digest of so many, of requests of which half sample.
+// requests; bf16, or FP8 by the form of its scales. The digest of a method's tokens is that of all
+// methods and numbers of ranks. With `--tokens` there is no more than the digest of so many, of
+// requests of which half sample.
 
 #include <algorithm>
 #include <bit>
@@ -73,6 +74,33 @@ constexpr Trees kTrees[] = {{"eagle3 trees", "eagle3", 15, 5, 4},
                             {"dflash trees", "dflash", 15, 15, 8},
                             {"dspark trees", "dspark", 15, 7, 64}};
 
+/// Layers of codes: the tensors that come as such, by the form of their scales.
+QuantizedTensors quantized_of(const Shape& shape, TensorScale::Form form) {
+  struct Matrix {
+    const char* name;
+    int64_t num_outputs, num_inputs;
+  };
+  const int64_t hidden = shape.hidden_size, inner = shape.intermediate_size;
+  const int64_t q = int64_t{shape.num_q_heads} * shape.head_dim;
+  const int64_t kv = int64_t{shape.num_kv_heads} * shape.head_dim;
+  const Matrix matrices[] = {{"self_attn.q", q, hidden},  {"self_attn.k", kv, hidden},
+                             {"self_attn.v", kv, hidden}, {"self_attn.o", hidden, q},
+                             {"mlp.gate", inner, hidden}, {"mlp.up", inner, hidden},
+                             {"mlp.down", hidden, inner}};
+  QuantizedTensors tensors;
+  for (int i = 0; i < shape.num_layers; ++i) {
+    for (const Matrix& matrix : matrices) {
+      const std::string name =
+          "model.layers." + std::to_string(i) + "." + matrix.name + "_proj.weight";
+      TensorScale& scale = tensors[name] = {name + "_scale", {matrix.num_outputs, 1}, form};
+      if (form != TensorScale::Form::kBlock) continue;
+      scale.shape = {(matrix.num_outputs + kScaleOutputs - 1) / kScaleOutputs,
+                     (matrix.num_inputs + kScaleInputs - 1) / kScaleInputs};
+    }
+  }
+  return tensors;
+}
+
 RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ranks) {
   for (const Trees& trees : kTrees) {
     if (method != trees.name) continue;
@@ -133,7 +161,7 @@ RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ra
   return config;
 }
 
-void load_random_weights(Weights& weights) {
+void load_random_weights(Weights& weights, const QuantizedTensors& quantized) {
   std::mt19937_64 random(1);
   std::normal_distribution<float> normal(0.0f, 0.02f);
   std::vector<uint16_t> block(1 << 20);
@@ -141,7 +169,8 @@ void load_random_weights(Weights& weights) {
     value = static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
   }
   std::vector<uint16_t> data;
-  std::vector<float> ones(16384, 1.0f);
+  std::vector<uint8_t> codes;  // all that are finite
+  std::vector<float> ones(16384, 1.0f), scales(1 << 16, 2e-4f);
   for (const TensorSpec& spec : weights.expected_tensors()) {
     size_t count = 1;
     for (int64_t size : spec.shape) count *= static_cast<size_t>(size);
@@ -151,6 +180,18 @@ void load_random_weights(Weights& weights) {
     }
     if (spec.shape.size() == 1) {
       weights.load(spec.name, ones.data(), count * 4, DType::kF32);
+      continue;
+    }
+    if (spec.name.ends_with("_scale")) {
+      weights.load(spec.name, scales.data(), count * 4, DType::kF32);
+      continue;
+    }
+    if (quantized.contains(spec.name)) {
+      while (codes.size() < count) {
+        const auto code = static_cast<uint8_t>(random() % 254);
+        codes.push_back(static_cast<uint8_t>(code + (code >= 0x7f)));
+      }
+      weights.load(spec.name, codes.data(), count, DType::kE4M3);
       continue;
     }
     while (data.size() < count) {
@@ -165,7 +206,10 @@ void load_random_weights(Runner& runner) {
   const auto begin = Clock::now();
   for (const std::vector<Weights*>& ranks : {runner.target_weights(), runner.draft_weights()}) {
     std::vector<std::jthread> threads;
-    for (Weights* weights : ranks) threads.emplace_back([=] { load_random_weights(*weights); });
+    const QuantizedTensors& quantized = runner.config().target.quantized;
+    for (Weights* weights : ranks) {
+      threads.emplace_back([&quantized, weights] { load_random_weights(*weights, quantized); });
+    }
   }
   const double seconds = milliseconds_since(begin) / 1e3;
   const auto prepare_begin = Clock::now();
@@ -302,15 +346,16 @@ void print_digest(Runner& runner, const std::string& method, int num_tokens) {
               static_cast<unsigned long long>(digest.value));
 }
 
-/// Bytes of the target that every step reads, all ranks together: its matrices, of the embedding
-/// only as LM head.
+/// Bytes of the target that every step reads, all ranks together: its matrices without scales, of
+/// the embedding only as LM head.
 double step_bytes(Runner& runner) {
   double bytes = 0;
   for (const TensorSpec& spec : runner.target_weights().front()->expected_tensors()) {
     const bool is_lookup =
         spec.name == "model.embed_tokens.weight" && !runner.config().target.tie_word_embeddings;
-    if (spec.shape.size() == 2 && !is_lookup) {
-      bytes += 2.0 * static_cast<double>(spec.shape[0] * spec.shape[1]);
+    if (spec.shape.size() == 2 && !is_lookup && !spec.name.ends_with("_scale")) {
+      const bool is_codes = runner.config().target.quantized.contains(spec.name);
+      bytes += (is_codes ? 1.0 : 2.0) * static_cast<double>(spec.shape[0] * spec.shape[1]);
     }
   }
   return bytes;
@@ -386,6 +431,7 @@ int main(int argc, char** argv) {
   std::vector<int> requests;
   int num_ranks = 1, num_tokens = 0;
   const char* json_path = nullptr;
+  std::string format = "bf16";
   const Shape* shape = &kShapes[0];
   for (int i = 1; i + 1 < argc; ++i) {
     if (std::strcmp(argv[i], "--shape") == 0) {
@@ -401,6 +447,14 @@ int main(int argc, char** argv) {
     if (std::strcmp(argv[i], "--tensor-parallel-size") == 0) num_ranks = std::atoi(argv[i + 1]);
     if (std::strcmp(argv[i], "--tokens") == 0) num_tokens = std::atoi(argv[i + 1]);
     if (std::strcmp(argv[i], "--json") == 0) json_path = argv[i + 1];
+    if (std::strcmp(argv[i], "--format") == 0) format = argv[i + 1];
+  }
+  QuantizedTensors quantized;
+  if (format == "channel") quantized = quantized_of(*shape, TensorScale::Form::kChannel);
+  if (format == "block") quantized = quantized_of(*shape, TensorScale::Form::kBlock);
+  if (quantized.empty() && format != "bf16") {
+    std::fprintf(stderr, "no format %s\n", format.c_str());
+    return 2;
   }
   if (requests.empty()) requests = {1, 4, 16, 64};
   if (methods.empty() && shape != &kShapes[0]) methods = {"none", "eagle3"};
@@ -409,7 +463,9 @@ int main(int argc, char** argv) {
     for (const Trees& trees : kTrees) methods.emplace_back(trees.name);
   }
   for (const std::string& method : methods) {
-    Runner runner(config_of(*shape, method, num_ranks), kNumPages);
+    RunnerConfig config = config_of(*shape, method, num_ranks);
+    config.target.quantized = quantized;
+    Runner runner(config, kNumPages);
     load_random_weights(runner);
     if (num_tokens > 0) {
       print_digest(runner, method, num_tokens);
@@ -417,9 +473,9 @@ int main(int argc, char** argv) {
     }
     const double floor_ms = 1e3 * step_bytes(runner) / num_ranks / bandwidth;
     if (method == methods.front()) {
-      std::printf("%s on %d GPUs: read bandwidth %.3f TB/s, weights once: %.3f ms\n", shape->name,
-                  num_ranks, bandwidth / 1e12, floor_ms);
-      json += "\"shape\": \"" + std::string(shape->name) +
+      std::printf("%s in %s on %d GPUs: read bandwidth %.3f TB/s, weights once: %.3f ms\n",
+                  shape->name, format.c_str(), num_ranks, bandwidth / 1e12, floor_ms);
+      json += "\"shape\": \"" + std::string(shape->name) + "\", \"format\": \"" + format +
               "\", \"tensor_parallel_size\": " + std::to_string(num_ranks) +
               ", \"read_bandwidth\": " + std::to_string(bandwidth) +
               ", \"floor_ms\": " + std::to_string(floor_ms);
