@@ -28,7 +28,7 @@ struct ColumnsPlan {
 struct RowsPlan {
   SharePlan share;
   RowRange own;  // rows
-  ShareRowsParams::Rows buffers[ShareRowsParams::kMaxBuffers];
+  ShareRowsParams::Rows buffers[ShareRowsParams::kMaxBuffers] = {};
 };
 
 /// Gives all other ranks the sign of this rank's block, in the table that `table` finds in a state;
@@ -123,9 +123,10 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = plan.own.first * buffer.row_words +
                static_cast<int>(blockIdx.x % kBlocks * kThreads + threadIdx.x);
        i < end; i += kBlocks * kThreads) {
-    const int32_t word = buffer.words[share.rank][i];
+    const auto words = [&](int rank) { return static_cast<uint32_t*>(buffer.words[rank]); };
+    const uint32_t word = words(share.rank)[i];
     for (int step = 1; step < share.num_ranks; ++step) {
-      buffer.words[(share.rank + step) % share.num_ranks][i] = word;
+      words((share.rank + step) % share.num_ranks)[i] = word;
     }
   }
   end_sharing(share, value);

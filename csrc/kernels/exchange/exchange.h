@@ -209,6 +209,12 @@ OPENSPEC_HD constexpr RowRange dealt_rows(int num_ranks, int rank, int num_rows)
 OPENSPEC_HD constexpr int rank_of_dealt(int num_ranks, int row, int num_rows) {
   return (num_ranks * (row + 1) - 1) / num_rows;
 }
+/// How many rows a rank works on at a time, at most, where up to `max_rows` are shared.
+constexpr int most_own_rows(int num_ranks, int max_rows) {
+  const int few = max_rows < kMinDealtRows ? max_rows : kMinDealtRows - 1;
+  const int dealt = dealt_rows(num_ranks, num_ranks - 1, max_rows).count;
+  return few > dealt ? few : dealt;
+}
 
 /// Gives every rank the columns of all, or only those of the rows that it is dealt: rank r has some
 /// columns of a buffer that each rank has in the same shape, and they are copied to the same places
@@ -230,12 +236,12 @@ int share_columns_cuda(const ShareColumnsParams& params, void* stream);
 struct ShareRowsParams {
   static constexpr int kMaxBuffers = 4;
   struct Rows {
-    int32_t* words[kMaxRanks] = {};  // of each rank: [num_rows, row_words]
-    int row_words = 0;               // 0: there is no such buffer
+    void* words[kMaxRanks] = {};  // of each rank: [num_rows, row_words] of four bytes
+    int row_words = 0;            // 0: there is no such buffer
   };
 
   const Exchange* exchange = nullptr;
-  Rows buffers[kMaxBuffers];
+  Rows buffers[kMaxBuffers] = {};
   int num_rows = 0;
 };
 int share_rows_cuda(const ShareRowsParams& params, void* stream);
