@@ -195,28 +195,28 @@ void DeviceStages::choose(const RowBatch& rows, int num_samples, const Masks* ma
   for (int first = 0; first < num_samples; first += block) {
     const int count = std::min(block, num_samples - first);
     context_.target.logits(exec_, s.sample_row + first, count, s.logits);
+    // Ranks choose for each other where rows are dealt.
     const RowRange own =
         context_.exchange != nullptr ? context_.exchange->dealt(count) : RowRange{0, count};
-    const int at = first + own.first;
-    ops::choose(exec_, {.rows = rows,
-                        .sample_row = s.sample_row + at,
-                        .score_token = s.score_token + at,
-                        .num_samples = own.count,
-                        .logits = s.logits + int64_t{own.first} * context_.config.target.vocab_size,
-                        .vocab_size = context_.config.target.vocab_size,
-                        .drafts = drawn_drafts(),
-                        .row_masks = masks != nullptr ? masks->words : nullptr,
-                        .sample_mask = masks != nullptr ? masks->samples + at : nullptr,
-                        .sampling = arrays_.table.sampling,
-                        .tokens = arrays_.table.tokens,
-                        .tokens_stride = arrays_.table.tokens_stride,
-                        .num_tokens = arrays_.table.num_tokens,
-                        .prompt_len = arrays_.table.prompt_len,
-                        .chosen = s.chosen + at,
-                        .logprob_ids = s.logprob_ids + at * (1 + kMaxLogprobs),
-                        .logprobs = s.logprobs + at * (1 + kMaxLogprobs),
-                        .ranks = s.ranks + at,
-                        .workspace = s.choose_workspace});
+    ops::choose(exec_, part_of({.rows = rows,
+                                .sample_row = s.sample_row + first,
+                                .score_token = s.score_token + first,
+                                .logits = s.logits,
+                                .vocab_size = context_.config.target.vocab_size,
+                                .drafts = drawn_drafts(),
+                                .row_masks = masks != nullptr ? masks->words : nullptr,
+                                .sample_mask = masks != nullptr ? masks->samples + first : nullptr,
+                                .sampling = arrays_.table.sampling,
+                                .tokens = arrays_.table.tokens,
+                                .tokens_stride = arrays_.table.tokens_stride,
+                                .num_tokens = arrays_.table.num_tokens,
+                                .prompt_len = arrays_.table.prompt_len,
+                                .chosen = s.chosen + first,
+                                .logprob_ids = s.logprob_ids + first * (1 + kMaxLogprobs),
+                                .logprobs = s.logprobs + first * (1 + kMaxLogprobs),
+                                .ranks = s.ranks + first,
+                                .workspace = s.choose_workspace},
+                               own.first, own.count));
     if (own.count == count) continue;
     constexpr int kBest = 1 + kMaxLogprobs;
     const MadeRows results[] = {{s.chosen + first, 1},
