@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "kernels/exchange/exchange.h"
 #include "kernels/ops.h"
 #include "model/parts/decoder_model.h"
 #include "model/parts/decoder_pass.h"
@@ -132,7 +133,7 @@ void DenseTarget::forward(const ExecContext& exec, const RowBatch& rows, const T
 void DenseTarget::logits(const ExecContext& exec, const int32_t* row, int count, float* out) {
   OPENSPEC_CHECK(count <= limits_.max_logits_rows, count, " rows of logits, at most ",
                  limits_.max_logits_rows);
-  scratch_.logits(exec, tensors_.shared.head, row, count, out);
+  scratch_.logits(exec, tensors_.shared.head, row, count, out, are_dealt(count));
 }
 
 const TargetRegistration registration(
