@@ -8,6 +8,7 @@
 
 namespace openspec {
 
+struct InboxFloats;
 struct LinearParams;
 struct RmsNormParams;
 
@@ -16,9 +17,9 @@ inline constexpr int kHostRoundRows = 512;
 /// Rows of a round, at most: a pass of more goes through its exchange in slices.
 int most_round_rows(Device device, int num_ranks, int max_splits, int width);
 
-/// Floats of a slot of an exchange, of passes of `max_rows`: on the host one memory has all of a
-/// round's sums, on CUDA each rank has what comes to it.
-int64_t slot_floats(Device device, int num_ranks, int max_splits, int max_rows, int width);
+/// Of an exchange, of passes of `max_rows`: on the host a slot of one memory has all of a round's
+/// sums, on CUDA each rank has what comes to it.
+InboxFloats inbox_floats(Device device, int num_ranks, int max_splits, int max_rows, int width);
 
 /// A rank's way to the sums of all ranks, and to columns of which each has some. In a pass all
 /// ranks call the same, in the same order.
