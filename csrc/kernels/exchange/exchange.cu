@@ -69,13 +69,13 @@ __global__ void __launch_bounds__(kThreads)
 struct MeetPlan {
   cuda::Inbox own;
   int num_ranks, rank;
+  bool lets_next_begin;
   ExchangeState* states[kMaxRanks] = {};
 };
 
 /// A thread for each of the others.
-__global__ void __launch_bounds__(kMaxRanks)
-    meet_kernel(const __grid_constant__ MeetPlan plan) {
-  cuda::allow_next_kernel();
+__global__ void __launch_bounds__(kMaxRanks) meet_kernel(const __grid_constant__ MeetPlan plan) {
+  if (plan.lets_next_begin) cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
   ExchangeState& own = *plan.own.state;
   const uint64_t value = own.num_met + 1;
@@ -92,9 +92,9 @@ __global__ void __launch_bounds__(kMaxRanks)
 
 }  // namespace
 
-int meet_cuda(const Exchange& exchange, void* stream) {
+int meet_cuda(const Exchange& exchange, bool lets_next_begin, void* stream) {
   if (!is_legal_round(exchange, 0, 0, 0)) return cudaErrorInvalidValue;
-  MeetPlan plan = {cuda::own_inbox(exchange), exchange.num_ranks, exchange.rank};
+  MeetPlan plan = {cuda::own_inbox(exchange), exchange.num_ranks, exchange.rank, lets_next_begin};
   for (int i = 0; i < exchange.num_ranks; ++i) plan.states[i] = state_of(exchange, i);
   return cuda::launch(meet_kernel, 1, kMaxRanks, 0, stream, plan);
 }

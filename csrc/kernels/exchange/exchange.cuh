@@ -41,8 +41,8 @@ inline float* inbox_words(const Exchange& exchange, int rank) {
   return reinterpret_cast<float*>(exchange.memory[rank]);
 }
 inline Inbox own_inbox(const Exchange& exchange) {
-  return {inbox_words(exchange, exchange.rank), state_of(exchange, exchange.rank),
-          exchange.floats, exchange.fault, exchange.deadline_ns};
+  return {inbox_words(exchange, exchange.rank), state_of(exchange, exchange.rank), exchange.floats,
+          exchange.fault, exchange.deadline_ns};
 }
 inline Outbox outbox_of(const Exchange& exchange, int num_splits, int num_rows, int width) {
   Outbox outbox = {own_inbox(exchange), exchange.rank, exchange.num_ranks - 1};

@@ -81,7 +81,7 @@ struct Exchange {
   int rank = 0;                       // whose view this is
   std::byte* memory[kMaxRanks] = {};  // of each rank: exchange_bytes(floats)
   InboxFloats floats;
-  uint32_t* fault = nullptr;          // where the host may read it: see kExchangeIsLate
+  uint32_t* fault = nullptr;  // where the host may read it: see kExchangeIsLate
   uint64_t deadline_ns = kExchangeDeadlineNs;
 };
 
@@ -179,9 +179,8 @@ constexpr InboxFloats inbox_floats(int num_ranks, int max_splits, int max_rows, 
 /// since products of few rows leave multiprocessors without work.
 constexpr int most_round_rows(int num_ranks, int max_splits, int width) {
   int most = kMaxRoundRows;
-  while (most > kMinRoundRows &&
-         exchange_bytes(inbox_floats(num_ranks, max_splits, most, width)) >
-             kMaxInboxBytes + sizeof(ExchangeState)) {
+  while (most > kMinRoundRows && exchange_bytes(inbox_floats(num_ranks, max_splits, most, width)) >
+                                     kMaxInboxBytes + sizeof(ExchangeState)) {
     most /= 2;
   }
   return most;
@@ -204,8 +203,9 @@ constexpr bool is_legal_round(const Exchange& exchange, int num_splits, int num_
 int clear_exchange_cuda(const Exchange& exchange, void* stream);
 
 /// The ranks meet: what any of them wrote to another's memory before this op is there after it. All
-/// ranks run it, in the same order.
-int meet_cuda(const Exchange& exchange, void* stream);
+/// ranks run it, in the same order. With `lets_next_begin` blocks of the next kernel may wait
+/// beside it; many of them would keep other ranks of the same device from coming.
+int meet_cuda(const Exchange& exchange, bool lets_next_begin, void* stream);
 
 /// Gives every rank the columns of all: rank r has some columns of a buffer that each rank has in
 /// the same shape, and they are copied to the same places of all others'. All ranks run it, in the

@@ -366,11 +366,12 @@ int cluster_norm_cuda(const RmsNormParams& params, void* stream) {
   of_rows.rank = exchange.rank;
   of_rows.num_ranks = exchange.num_ranks;
   of_rows.everywhere = *params.owned;
-  int error = meet_cuda(exchange, stream);  // all sums are there
+  int error = meet_cuda(exchange, /*lets_next_begin=*/false, stream);  // all sums are there
   if (error != cudaSuccess) return error;
-  error = launch_rows<From::kOwned>(of_rows, owners.rows_of(exchange.rank, params.num_rows), stream);
+  error =
+      launch_rows<From::kOwned>(of_rows, owners.rows_of(exchange.rank, params.num_rows), stream);
   if (error != cudaSuccess) return error;
-  return meet_cuda(exchange, stream);  // all results are
+  return meet_cuda(exchange, /*lets_next_begin=*/true, stream);  // all results are
 }
 
 }  // namespace openspec

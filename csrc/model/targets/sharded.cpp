@@ -67,8 +67,7 @@ class HostExchange final : public SumExchange {
 class ShardedTarget final : public TargetModel {
  public:
   explicit ShardedTarget(const TargetSetup& setup)
-      : sums_(host_slot_floats(setup), setup.rank.size),
-        threads_(setup.rank.size) {
+      : sums_(host_slot_floats(setup), setup.rank.size), threads_(setup.rank.size) {
     for (int rank = 0; rank < setup.rank.size; ++rank) {
       ranks_.emplace_back(setup_of_rank(setup, rank), sums_);
     }
