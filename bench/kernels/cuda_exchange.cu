@@ -34,8 +34,8 @@ using namespace openspec::bench;
 
 constexpr int kRounds = 72;   // of a graph of few rows, and of the soak's
 constexpr int kMatrices = 8;  // by turns, so that no weights come from L2
-constexpr int kRows[] = {1, 4, 16, 64, 128, 256, 512};
-constexpr int kMaxRows = 512;
+constexpr int kRows[] = {1, 4, 16, 64, 128, 256, 512, 2048};
+constexpr int kMaxRows = 2048;
 constexpr int kRepeats = 25;
 constexpr int num_rounds(int num_rows) { return num_rows <= 16 ? kRounds : kRounds / 3; }
 int num_ranks = 2;
@@ -241,14 +241,14 @@ class Part {
 Exchange view_of(int rank) {
   static Exchange views[kMaxRanks];
   static std::byte* memory[kMaxRanks];
-  const int64_t floats = slot_floats(num_ranks, kMaxSplits, kMaxRows, 8192);
+  const InboxFloats floats = inbox_floats(num_ranks, kMaxSplits, kMaxRows, 8192);
   memory[rank] = device_array<std::byte>(exchange_bytes(floats));
   meeting.wait();
   Exchange& view = views[rank];
   view.num_ranks = num_ranks;
   view.rank = rank;
   for (int other = 0; other < num_ranks; ++other) view.memory[other] = memory[other];
-  view.slot_floats = floats;
+  view.floats = floats;
   view.fault = device_array<uint32_t>(1);
   CHECK_CUDA(cudaMemset(view.fault, 0, sizeof(uint32_t)));
   CHECK_CUDA(clear_exchange_cuda(view, nullptr));
@@ -366,7 +366,7 @@ void enqueue_soak(const Part& part, const Part& whole, int num_rows, const Excha
                   uint32_t* num_differences, cudaStream_t stream) {
   constexpr uint32_t kMostPauseNs = 8'000;
   const auto* rounds = reinterpret_cast<const uint64_t*>(
-      view.memory[view.rank] + exchange_bytes(view.slot_floats) - sizeof(ExchangeState));
+      view.memory[view.rank] + exchange_bytes(view.floats) - sizeof(ExchangeState));
   part.enqueue_start(num_rows, stream);
   for (int round = 0; round < kRounds; ++round) {
     CHECK_CUDA(cuda::launch(pause_kernel, 1, 1, 0, stream, static_cast<uint32_t>(view.rank), rounds,
