@@ -14,6 +14,8 @@
 #include "kernels/drafts/block_conv.h"
 #include "kernels/drafts/draft_tree.h"
 #include "kernels/drafts/token_pairs.h"
+#include "kernels/experts/experts.h"
+#include "kernels/experts/layout_cpu.h"
 #include "kernels/isa_cpu.h"
 #include "kernels/linear/linear.h"
 #include "kernels/norm/rms_norm.h"
@@ -185,6 +187,48 @@ void span_attention_cpu(const ExecContext& exec, const SpanAttentionParams& para
   OPENSPEC_CHECK(params.window >= 0 && (params.is_causal || !params.window_follows_rows),
                  "a window of ", params.window, " tokens that follows rows needs causal rows");
   ops().span_attention(exec, params);
+}
+
+size_t route_experts_workspace_bytes_cpu(int max_num_rows, int hidden_size, int num_experts) {
+  return experts::kAlignment +
+         experts::logits_bytes(static_cast<size_t>(max_num_rows),
+                               static_cast<size_t>(num_experts)) +
+         linear_workspace_bytes_cpu(max_num_rows, hidden_size, linear_layout_cpu(hidden_size));
+}
+
+void route_experts_cpu(const ExecContext& exec, const RouteParams& params) {
+  const PackedLinear& router = params.router;
+  OPENSPEC_CHECK(router.num_outputs <= kMaxExperts && params.top_k >= 1 &&
+                     params.top_k <= std::min(kMaxTopExperts, router.num_outputs),
+                 params.top_k, " of ", router.num_outputs, " experts");
+  OPENSPEC_CHECK(router.num_splits == 1 && router.epilogue == LinearEpilogue::kNone,
+                 "a router has one split and no epilogue");
+  if (params.num_rows > 0) ops().route_experts(exec, params);
+}
+
+size_t experts_workspace_bytes_cpu(int max_num_rows, int hidden_size, int intermediate_size,
+                                   int num_experts, int top_k, DType dtype) {
+  const experts::Layout layout(static_cast<size_t>(max_num_rows), static_cast<size_t>(hidden_size),
+                               static_cast<size_t>(intermediate_size),
+                               static_cast<size_t>(num_experts), static_cast<size_t>(top_k),
+                               dtype_bytes(dtype));
+  size_t linear_bytes = 0;
+  for (const int inputs : {hidden_size, intermediate_size}) {
+    linear_bytes = std::max(
+        linear_bytes, linear_workspace_bytes_cpu(max_num_rows, inputs, linear_layout_cpu(inputs)));
+  }
+  return experts::kAlignment + layout.linear + linear_bytes;
+}
+
+void experts_cpu(const ExecContext& exec, const ExpertsParams& params) {
+  const PackedLinear &gate_up = params.gate_up.first, &down = params.down.first;
+  OPENSPEC_CHECK(
+      params.gate_up.count == params.down.count && gate_up.epilogue == LinearEpilogue::kSwiGlu &&
+          gate_up.num_outputs == 2 * down.num_inputs && gate_up.num_inputs == down.num_outputs,
+      "matrices of ", gate_up.num_outputs, " x ", gate_up.num_inputs, " and ", down.num_outputs,
+      " x ", down.num_inputs, " are no experts");
+  OPENSPEC_CHECK(gate_up.num_splits == 1 && down.num_splits == 1, "experts have one split");
+  if (params.num_rows > 0) ops().experts(exec, params);
 }
 
 size_t choose_workspace_bytes_cpu(int num_threads, int vocab_size) {

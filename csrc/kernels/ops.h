@@ -1,5 +1,6 @@
 #pragma once
 
+#include "core/check.h"
 #include "kernels/attention/span_attention.h"
 #include "kernels/choose/choose.h"
 #include "kernels/common/device.h"
@@ -10,6 +11,7 @@
 #include "kernels/drafts/kept_rows.h"
 #include "kernels/drafts/ngram_lookup.h"
 #include "kernels/drafts/token_pairs.h"
+#include "kernels/experts/experts.h"
 #include "kernels/linear/linear.h"
 #include "kernels/norm/rms_norm.h"
 #include "kernels/rope/rope.h"
@@ -59,6 +61,16 @@ OPENSPEC_DEFINE_OP(store_blocks, StoreBlocksParams)
 OPENSPEC_DEFINE_OP(block_path, BlockPathParams)
 OPENSPEC_DEFINE_OP(block_pairs, BlockPairsParams)
 OPENSPEC_DEFINE_OP(block_trees, BlockTreesParams)
+
+/// On the CPU alone so far: a target that needs them does not run on CUDA.
+inline void route_experts(const ExecContext& exec, const RouteParams& params) {
+  OPENSPEC_CHECK(exec.device == Device::kCpu, "route_experts runs on the CPU");
+  route_experts_cpu(exec, params);
+}
+inline void experts(const ExecContext& exec, const ExpertsParams& params) {
+  OPENSPEC_CHECK(exec.device == Device::kCpu, "experts runs on the CPU");
+  experts_cpu(exec, params);
+}
 
 /// to[i] = from[row[i]], rows of so many bytes; rows of -1 keep what they hold. No `row`: row i.
 inline void copy_rows(const ExecContext& exec, const int32_t* row, const void* from, void* to,

@@ -27,6 +27,7 @@ KERNEL_FAMILIES: dict[str, tuple[str, ...]] = {
     "choose": (),
     "exchange": (),
     "linear": ("exchange",),  # where sums are sent
+    "experts": ("linear",),
     "attention": ("linear",),  # the CPU's tile of sums
     "norm": ("exchange",),  # where sums are taken
     "rope": ("attention",),  # the CPU's largest head
