@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from bench.random_target import PUBLISHED
+from bench.random_target import PUBLISHED, is_mixture
 
 from openspec import _C
 from openspec.checkpoint.targets.config import ModelConfig
@@ -24,7 +24,10 @@ from openspec.specs.head import HeadSpec
 from openspec.specs.runner import RunnerConfig
 
 GB = 10**9
-NAMES = sorted(PUBLISHED, key=lambda name: not name.startswith("qwen3"))
+NAMES = sorted(
+    (name for name, config in PUBLISHED.items() if not is_mixture(config)),
+    key=lambda name: not name.startswith("qwen3"),
+)
 CARDS = (24, 48, 80, 141)
 """Memory of GPUs as it is sold, in GB."""
 HEADS = ("qwen3-4b", "qwen3-8b", "llama-3.1-8b")

@@ -95,6 +95,16 @@ _QWEN3: dict[str, Any] = {
     "sliding_window": None,
     "vocab_size": 151936,
 }
+_QWEN3_MOE: dict[str, Any] = {
+    **_QWEN3,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "norm_topk_prob": True,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+}
 
 
 def _sized(
@@ -138,13 +148,29 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "qwen3-8b": _sized(_QWEN3, 36, 4096, 12288, 32, 8),
     "qwen3-14b": _sized(_QWEN3, 40, 5120, 17408, 40, 8),
     "qwen3-32b": _sized(_QWEN3, 64, 5120, 25600, 64, 8),
+    "qwen3-30b-a3b": _sized(_QWEN3_MOE, 48, 2048, 6144, 32, 4, moe_intermediate_size=768),
+    "qwen3-235b-a22b": _sized(_QWEN3_MOE, 94, 4096, 12288, 64, 4, moe_intermediate_size=1536),
 }
 """Name -> config.json as published, as far as it matters."""
 
 
+def _mlps(config: Mapping[str, Any], layer: int) -> list[tuple[str, int]]:
+    """Names of a layer's MLPs, and their width."""
+    is_listed = layer in config.get("mlp_only_layers", [])
+    if is_listed or (layer + 1) % config.get("decoder_sparse_step", 1) or not is_mixture(config):
+        return [("mlp.", config["intermediate_size"])]
+    width = config["moe_intermediate_size"]
+    return [(f"mlp.experts.{i}.", width) for i in range(config["num_experts"])]
+
+
+def is_mixture(config: Mapping[str, Any]) -> bool:
+    """Whether a model has experts."""
+    return "num_experts" in config
+
+
 def tensor_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
     """Names and shapes of a checkpoint's tensors, embedding first. Source: published files."""
-    hidden, mlp = config["hidden_size"], config["intermediate_size"]
+    hidden = config["hidden_size"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     q_rows, kv_rows = heads * head_dim, kv_heads * head_dim
@@ -155,13 +181,17 @@ def tensor_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
             yield f"{at}self_attn.{part}_proj.weight", [rows, hidden]
             if config["model_type"] == "qwen2":
                 yield f"{at}self_attn.{part}_proj.bias", [rows]
-        if config["model_type"] == "qwen3":
+        if config["model_type"] in ("qwen3", "qwen3_moe"):
             yield f"{at}self_attn.q_norm.weight", [head_dim]
             yield f"{at}self_attn.k_norm.weight", [head_dim]
         yield f"{at}self_attn.o_proj.weight", [hidden, q_rows]
-        yield f"{at}mlp.gate_proj.weight", [mlp, hidden]
-        yield f"{at}mlp.up_proj.weight", [mlp, hidden]
-        yield f"{at}mlp.down_proj.weight", [hidden, mlp]
+        mlps = _mlps(config, layer)
+        if len(mlps) > 1:
+            yield f"{at}mlp.gate.weight", [len(mlps), hidden]
+        for mlp, width in mlps:
+            yield f"{at}{mlp}gate_proj.weight", [width, hidden]
+            yield f"{at}{mlp}up_proj.weight", [width, hidden]
+            yield f"{at}{mlp}down_proj.weight", [hidden, width]
         yield f"{at}input_layernorm.weight", [hidden]
         yield f"{at}post_attention_layernorm.weight", [hidden]
     yield "model.norm.weight", [hidden]

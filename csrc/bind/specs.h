@@ -52,6 +52,17 @@ struct Description<DenseMlpSpec> {
 };
 
 template <>
+struct Description<ExpertsSpec> {
+  static constexpr const char* kClass = "ExpertsSpec";
+  static constexpr Field<ExpertsSpec> kFields[] = {
+      {"num_experts", read_as<&ExpertsSpec::num_experts>},
+      {"top_k", read_as<&ExpertsSpec::top_k>},
+      {"intermediate_size", read_as<&ExpertsSpec::intermediate_size>},
+      {"norm_top_k", read_as<&ExpertsSpec::norm_top_k>},
+  };
+};
+
+template <>
 struct Description<LayerSpec> {
   static constexpr const char* kClass = "LayerSpec";
   static constexpr Field<LayerSpec> kFields[] = {

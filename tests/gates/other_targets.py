@@ -7,8 +7,10 @@ heads read them: they have the widths and layers that these were made for.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,9 @@ FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 """Removed when the process ends."""
 FLATTENED = 0.5
 """Factor on logits, which else leave no choice at some places where gates draw many times."""
+EMBEDDED: dict[str, Any] = json.loads((EMBEDDED_MODEL / "config.json").read_text())
+DISTURBED = 0.5
+"""Of the numbers of an expert, relative to those of the trained MLP."""
 SHAPES: dict[str, dict[str, Any]] = {
     # Tied, heads of 64, RoPE scaled from position 32 on.
     "llama": {
@@ -41,10 +46,34 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 1,
         "head_dim": 128,
     },
+    # Experts in all layers but the second. Each is the trained MLP, disturbed.
+    "mixture": {
+        **PUBLISHED["qwen3-30b-a3b"],
+        "num_attention_heads": EMBEDDED["num_attention_heads"],
+        "num_key_value_heads": EMBEDDED["num_key_value_heads"],
+        "head_dim": EMBEDDED["head_dim"],
+        "mlp_only_layers": [1],
+        "moe_intermediate_size": EMBEDDED["intermediate_size"],
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+    },
 }
 QUANTIZED = {"fp8 channel": "fp8", "fp8 tensor": "fp8_per_tensor", "fp8 block": "fp8_per_block"}
 """The embedded model with scales of each kind -> what --quantization calls it."""
 NAMES = (*SHAPES, *QUANTIZED)
+ON_CPU = ("mixture",)
+"""Those that run on the CPU alone so far, and on one rank."""
+
+
+def _tensor(
+    name: str, shape: list[int], trained: Mapping[str, torch.Tensor], random: torch.Generator
+) -> torch.Tensor:
+    if name in trained:
+        return trained[name]
+    mlp = trained.get(re.sub(r"experts\.\d+\.", "", name))
+    if mlp is None:
+        return random_tensor(name, shape, torch.bfloat16, random)
+    return (mlp * (1 + DISTURBED * torch.randn(shape, generator=random))).to(torch.bfloat16)
 
 
 @cache
@@ -58,20 +87,16 @@ def folder(name: str) -> Path:
             shutil.copytree(head, root / head.name)
         return root
     shutil.copytree(EMBEDDED_MODEL, root)
-    embedded = json.loads((root / "config.json").read_text())
     same = ("hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size", "eos_token_id")
-    config = SHAPES[name] | {key: embedded[key] for key in same}
-    config["max_position_embeddings"] = embedded["max_position_embeddings"]
+    config = SHAPES[name] | {key: EMBEDDED[key] for key in same}
+    config["max_position_embeddings"] = EMBEDDED["max_position_embeddings"]
     (root / "config.json").write_text(json.dumps(config))
     trained = safetensors.torch.load_file(root / "model.safetensors")
     trained["lm_head.weight"] = trained["model.embed_tokens.weight"].clone()
     trained["model.norm.weight"] *= FLATTENED
     random = torch.Generator().manual_seed(0)
     tensors = {
-        tensor: trained[tensor]
-        if tensor in trained
-        else random_tensor(tensor, shape, torch.bfloat16, random)
-        for tensor, shape in tensor_shapes(config)
+        tensor: _tensor(tensor, shape, trained, random) for tensor, shape in tensor_shapes(config)
     }
     assert all(list(tensors[tensor].shape) == shape for tensor, shape in tensor_shapes(config))
     safetensors.torch.save_file(tensors, root / "model.safetensors", {"format": "pt"})

@@ -18,7 +18,7 @@ from openspec.config import EMBEDDED_MODEL
 from openspec.drafters import available_drafters
 from openspec.errors import ConfigError
 from openspec.messages import SamplingParams
-from tests.gates import harness
+from tests.gates import harness, other_targets
 from tests.gates.conftest import PYTHON_DRAFTERS, SELECTORS, VARIANTS, Reference, drafter_settings
 from tests.gates.grammars import KINDS, grammar_core, grammar_jobs, plain, tokens
 from tests.gates.harness import Job, kv_memory, make_core, run, texts
@@ -122,6 +122,8 @@ def crowded(name: str, num_ranks: int) -> dict[str, Any]:
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_crowded(drafter_name: str, target_name: str, num_ranks: int, reference: Reference) -> None:
     """Chunks, preemptions, and requests that are called off."""
+    if target_name in other_targets.ON_CPU:
+        pytest.skip("runs on one rank")
     batch = jobs("mixed", 12)
     leaving = [
         dataclasses.replace(job, abort_after=2 + i) if i % 4 == 3 else job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -13,6 +14,7 @@ from bench.random_target import PUBLISHED, tensor_shapes
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.targets.rope import Llama3Params, default_rope, llama3_rope
 from openspec.errors import ConfigError
+from openspec.specs.layers import DenseMlpSpec, ExpertsSpec
 
 # Name -> parameters of the published model, head_dim, positions.
 SIZES = {
@@ -27,6 +29,8 @@ SIZES = {
     "qwen2.5-7b": (7_615_616_512, 128, 32768),
     "qwen2.5-14b": (14_770_033_664, 128, 32768),
     "qwen2.5-32b": (32_763_876_352, 128, 32768),
+    "qwen3-30b-a3b": (30_532_122_624, 128, 40960),
+    "qwen3-235b-a22b": (235_093_634_560, 128, 40960),
     "mistral-7b-v0.3": (7_248_023_552, 128, 32768),
     "mistral-nemo-12b": (12_247_782_400, 128, 131072),
     "mistral-small-24b": (23_572_403_200, 128, 32768),
@@ -47,10 +51,25 @@ def test_published_models(tmp_path: Path, name: str) -> None:
     attention = config.spec.layers[0].mixer
     assert (attention.head_dim, config.max_model_len) == (head_dim, positions)
     assert sum(math.prod(shape) for _, shape in tensor_shapes(PUBLISHED[name])) == count
-    assert attention.has_qk_norm is False
+    assert attention.has_qk_norm is name.startswith("qwen3")
     assert attention.has_qkv_bias is name.startswith("qwen2")
     assert config.spec.tie_word_embeddings is PUBLISHED[name]["tie_word_embeddings"]
-    assert config.spec.rms_norm_eps == (1e-6 if name.startswith("qwen2") else 1e-5)
+    assert config.spec.rms_norm_eps == (1e-6 if name.startswith("qwen") else 1e-5)
+
+
+def test_mixture(tmp_path: Path) -> None:
+    layers = load(tmp_path, "qwen3-30b-a3b").spec.layers
+    experts = ExpertsSpec(num_experts=128, top_k=8, intermediate_size=768, norm_top_k=True)
+    assert {layer.mlp for layer in layers} == {experts}
+    absent = load(tmp_path, "qwen3-30b-a3b", norm_topk_prob="absent").spec.layers[0].mlp
+    assert absent == dataclasses.replace(experts, norm_top_k=False)
+    other_name = {"num_experts": "absent", "num_local_experts": 128}
+    assert load(tmp_path, "qwen3-30b-a3b", **other_name).spec.layers == layers
+    mixed = load(tmp_path, "qwen3-30b-a3b", decoder_sparse_step=2, mlp_only_layers=[3, 46]).spec
+    is_dense = [isinstance(layer.mlp, DenseMlpSpec) for layer in mixed.layers]
+    assert is_dense == [i % 2 == 0 or i == 3 for i in range(48)]
+    # No head_dim is the width over the heads, as in transformers' class.
+    assert head_dim_of(tmp_path, "qwen3-30b-a3b", head_dim="absent") == 64
 
 
 def test_llama3_scaling_ends_at_the_positions_named(tmp_path: Path) -> None:
@@ -127,6 +146,17 @@ def test_windows_that_hide_nothing(tmp_path: Path) -> None:
         ),
         ("mistral-small-24b", {"layer_types": ["chunked_attention"]}, "layer_types: expected only"),
         ("llama-3.1-8b", {"architectures": ["MistralForCausalLM"]}, "LlamaForCausalLM.*found"),
+        ("qwen3-30b-a3b", {"num_experts": 1024}, "num_experts: expected an integer .* 512"),
+        ("qwen3-30b-a3b", {"num_experts": "absent"}, "num_local_experts: expected an integer"),
+        ("qwen3-30b-a3b", {"num_experts_per_tok": 17}, "num_experts_per_tok: .* 16"),
+        ("qwen3-30b-a3b", {"num_experts": 4}, "num_experts_per_tok: .* 4"),
+        ("qwen3-30b-a3b", {"moe_intermediate_size": "absent"}, "moe_intermediate_size: expected"),
+        ("qwen3-30b-a3b", {"norm_topk_prob": "yes"}, "norm_topk_prob: expected"),
+        ("qwen3-30b-a3b", {"decoder_sparse_step": 0}, "decoder_sparse_step: expected"),
+        ("qwen3-30b-a3b", {"mlp_only_layers": 3}, "mlp_only_layers: expected a list of layers"),
+        ("qwen3-30b-a3b", {"mlp_only_layers": [*range(48)]}, "at least one layer of experts"),
+        ("qwen3-30b-a3b", {"use_sliding_window": True, "sliding_window": 64}, "use_sliding_window"),
+        ("qwen3-4b", {"num_experts": 128}, "num_experts: .*mixture of experts"),
         ("llama-3.1-8b", {"model_type": "granite"}, 'one of "llama", .*openspec runs the dense'),
         ("llama-3.1-8b", {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}, '"phi3"'),
     ],
@@ -138,7 +168,9 @@ def test_refused_settings(tmp_path: Path, name: str, changes: dict[str, Any], me
 
 REFUSED = [
     ("Qwen2MoeForCausalLM", "qwen2_moe", "mixture of experts"),
-    ("Qwen3MoeForCausalLM", "qwen3_moe", "mixture of experts"),
+    ("Qwen3MoeForSequenceClassification", "qwen3_moe_x", "openspec runs the dense"),
+    ("Qwen3OmniMoeForConditionalGeneration", "qwen3_omni_moe", "images"),
+    ("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "images"),
     ("MixtralForCausalLM", "mixtral", "mixture of experts"),
     ("DeepseekV3ForCausalLM", "deepseek_v3", "mixture of experts"),
     ("Qwen3NextForCausalLM", "qwen3_next", "layers of linear attention"),

@@ -8,11 +8,14 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+from bench.random_target import PUBLISHED, tensor_shapes
 
 from openspec.checkpoint.folder import find_file
 from openspec.checkpoint.weights import (
@@ -20,6 +23,7 @@ from openspec.checkpoint.weights import (
     checkpoint_files,
     is_finite,
     load_weights,
+    read_index,
 )
 from openspec.errors import ConfigError
 
@@ -502,6 +506,41 @@ def test_bad_weight_map(tmp_path: Path, weight_map: object) -> None:
     write_index(tmp_path, weight_map)
     with pytest.raises(ConfigError, match="weight_map"):
         checkpoint_files(tmp_path)
+
+
+def test_experts_stored_together(tmp_path: Path) -> None:
+    """As transformers holds them: each expert has its tensors, by any way of reading them."""
+    at = "model.layers.0.mlp.experts."
+    fused = {f"{at}gate_up_proj": ("BF16", [3, 4, 5]), f"{at}down_proj": ("BF16", [3, 5, 2])}
+    others = {f"{at}9.down_proj": ("BF16", [2, 3, 4]), "x.mlp.experts.down_proj": ("F32", [4])}
+    header, data = build({**fused, **others, f"{at}down_proj_scale_inv": ("F32", [3, 1, 2])})
+    write(tmp_path / "model-1.safetensors", pack(header, data))
+    write_index(tmp_path, dict.fromkeys(set(header) - {"__metadata__"}, "model-1.safetensors"))
+    (file,) = checkpoint_files(tmp_path)
+    whole = safetensors.torch.load_file(tmp_path / "model-1.safetensors")
+    shapes = {name: info.shape for name, info in file.tensors.items()}
+    assert all(shapes.pop(name) == tuple(shape) for name, (_, shape) in others.items())
+    for expert in range(3):
+        gate, up = whole[f"{at}gate_up_proj"][expert].chunk(2)
+        parts = {"gate_proj.weight": gate, "up_proj.weight": up}
+        parts["down_proj.weight"] = whole[f"{at}down_proj"][expert]
+        parts["down_proj.weight_scale_inv"] = whole[f"{at}down_proj_scale_inv"][expert]
+        for part, expected in parts.items():
+            name = f"{at}{expert}.{part}"
+            assert shapes.pop(name) == tuple(expected.shape)
+            assert bytes(file.data(name)) == raw(expected.contiguous())
+            assert raw(file.tensor(name).contiguous()) == raw(expected.contiguous())
+    assert not shapes
+
+
+def test_index_of_many_experts(tmp_path: Path) -> None:
+    """All names of Qwen3-30B-A3B, within a second."""
+    names = [name for name, _ in tensor_shapes(PUBLISHED["qwen3-30b-a3b"])]
+    write_index(tmp_path, dict.fromkeys(names, "model.safetensors"))
+    index = tmp_path / "model.safetensors.index.json"
+    began = time.process_time()
+    assert len(read_index(index, index)["model.safetensors"]) == len(names) == 18867
+    assert time.process_time() - began < 1.0
 
 
 def test_index_and_shards_disagree(tmp_path: Path) -> None:

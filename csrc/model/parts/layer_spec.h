@@ -26,11 +26,21 @@ struct DenseMlpSpec {
   bool operator==(const DenseMlpSpec&) const = default;
 };
 
+/// A mixture of experts: SwiGLU MLPs, of which each row goes to some (kernels/experts).
+struct ExpertsSpec {
+  int num_experts = 0;
+  int top_k = 0;              // of a row
+  int intermediate_size = 0;  // of each
+  bool norm_top_k = false;    // a row's weights are divided by their sum
+
+  bool operator==(const ExpertsSpec&) const = default;
+};
+
 /// One layer: what mixes positions, then what works on each of them. Another kind of either is one
 /// more alternative here.
 struct LayerSpec {
   std::variant<AttentionSpec> mixer;
-  std::variant<DenseMlpSpec> mlp;
+  std::variant<DenseMlpSpec, ExpertsSpec> mlp;
 
   bool operator==(const LayerSpec&) const = default;
 };

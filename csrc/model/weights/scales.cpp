@@ -6,7 +6,7 @@ namespace openspec {
 
 void fill_scales(const PackedLinear& matrix, TensorScale::Form form,
                  const std::vector<float>& values, Part part, int first_output,
-                 std::vector<float>& table) {
+                 std::span<float> table) {
   const bool has_blocks = matrix.scale_kind == ScaleKind::kBlock;
   const int num_blocks = has_blocks ? matrix.num_scale_blocks() : 1;
   const int whole_blocks = (matrix.whole_inputs() + kScaleInputs - 1) / kScaleInputs;

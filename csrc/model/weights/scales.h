@@ -1,5 +1,6 @@
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "kernels/linear/packed_linear.h"
@@ -16,7 +17,7 @@ inline ScaleKind scale_kind(TensorScale::Form form) {
 /// first_output + part.count), which are `part` of a checkpoint tensor's; `values` has all of that.
 void fill_scales(const PackedLinear& matrix, TensorScale::Form form,
                  const std::vector<float>& values, Part part, int first_output,
-                 std::vector<float>& table);
+                 std::span<float> table);
 
 /// Whether one of the codes is a NaN: 0x7F or 0xFF.
 bool has_nan_code(const void* codes, size_t count);

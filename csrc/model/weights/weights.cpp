@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <cstring>
 #include <memory>
 
@@ -23,6 +24,66 @@ int64_t num_elements(const std::vector<int64_t>& shape) {
   int64_t count = 1;
   for (int64_t size : shape) count *= size;
   return count;
+}
+
+std::string joined(const std::string& prefix, const std::vector<std::string>& names) {
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + prefix + name;
+  return all;
+}
+
+/// `name` with `index` in place of its "*".
+std::string numbered(const std::string& name, int index) {
+  const size_t star = name.find('*');
+  return name.substr(0, star) + std::to_string(index) + name.substr(star + 1);
+}
+
+/// `name` with "*" in place of its last part between dots that is a number, and that number; -1:
+/// there is none.
+std::pair<std::string, int> starred(const std::string& name) {
+  size_t end = name.size();
+  while (end != std::string::npos && end > 0) {
+    const size_t dot = name.rfind('.', end - 1);
+    const size_t begin = dot == std::string::npos ? 0 : dot + 1;
+    int index = -1;
+    const auto [rest, error] = std::from_chars(&name[begin], name.data() + end, index);
+    if (error == std::errc() && rest == name.data() + end && index >= 0 &&
+        std::to_string(index).size() == end - begin) {
+      return {name.substr(0, begin) + "*" + name.substr(end), index};
+    }
+    end = dot;
+  }
+  return {name, -1};
+}
+
+/// Throws ArgumentError unless a tensor has the bytes and type that its place wants;
+/// `matrix_type`: the only one that it may come as.
+void check_tensor(const std::string& name, const std::vector<int64_t>& shape,
+                  std::optional<DType> matrix_type, const void* data, size_t bytes, DType dtype) {
+  const size_t expected = static_cast<size_t>(num_elements(shape)) * dtype_bytes(dtype);
+  OPENSPEC_CHECK_ARG(bytes == expected, "tensor ", name, " has ", bytes, " bytes, expected ",
+                     expected);
+  const DType wanted = matrix_type.value_or(dtype);
+  OPENSPEC_CHECK_ARG(wanted != DType::kE4M3 || dtype == wanted, "tensor ", name,
+                     " must be e4m3 with a scale, as others of the checkpoint are");
+  OPENSPEC_CHECK_ARG(dtype == wanted, "tensor ", name,
+                     " must be bf16; convert the checkpoint with torch_dtype=bfloat16");
+  OPENSPEC_CHECK_ARG(matrix_type || dtype != DType::kE4M3, "tensor ", name, " must not be e4m3");
+  OPENSPEC_CHECK_ARG(dtype != DType::kE4M3 || !has_nan_code(data, bytes), "tensor ", name,
+                     " holds NaN, codes 0x7F or 0xFF; get the checkpoint anew");
+}
+
+/// Numbers of the tensor of scales that a tensor of `outputs` of the matrix has.
+size_t num_scale_values(const PackedLinear& matrix, const TensorScale& scale, Part outputs) {
+  const auto num_values = static_cast<size_t>(num_elements(scale.shape));
+  const int blocks = scale.form == TensorScale::Form::kTensor ? 1
+                     : scale.form == TensorScale::Form::kChannel
+                         ? outputs.whole
+                         : (outputs.whole + kScaleOutputs - 1) / kScaleOutputs *
+                               ((matrix.whole_inputs() + kScaleInputs - 1) / kScaleInputs);
+  OPENSPEC_CHECK_ARG(num_values == static_cast<size_t>(blocks), "tensor ", scale.name, " has ",
+                     num_values, " scales, expected ", blocks);
+  return num_values;
 }
 
 /// To nearest, ties to even; NaN stays NaN.
@@ -102,11 +163,10 @@ void Weights::pack_rows(const PackedLinear& shape, const void* rows, int first_o
 #endif
 }
 
-PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<std::string>& names,
-                                 const std::vector<Part>& outputs, Part inputs,
-                                 LinearEpilogue epilogue, bool may_split, bool has_bias) {
+PackedLinear Weights::matrix_of(const std::string& prefix, const std::vector<std::string>& names,
+                                const std::vector<Part>& outputs, Part inputs,
+                                LinearEpilogue epilogue, bool may_split) const {
   PackedLinear linear;
-  size_t bytes = 0;
   for (const Part& part : outputs) {
     linear.num_outputs += part.count;
     linear.shard.first_output += part.first;
@@ -117,29 +177,38 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
   linear.shard.whole_inputs = inputs.whole;
   linear.epilogue = epilogue;
   if (may_split) linear.num_splits = linear_num_splits(linear.whole_outputs(), inputs.whole);
-  std::string all_names;
   for (const std::string& name : names) {
     const TensorScale* scale = scale_of(prefix + name);
     const ScaleKind kind = scale == nullptr ? ScaleKind::kNone : scale_kind(scale->form);
-    OPENSPEC_CHECK_ARG(all_names.empty() || kind == linear.scale_kind, "tensors ", all_names,
-                       " and ", prefix, name,
-                       " make one matrix, so all of them must be bf16, or "
+    OPENSPEC_CHECK_ARG(&name == &names.front() || kind == linear.scale_kind, "tensors ",
+                       joined(prefix, names), " make one matrix, so all of them must be bf16, or ",
                        "all of them e4m3 with scales of the same kind");
     linear.scale_kind = kind;
-    all_names += (all_names.empty() ? "" : ", ") + prefix + name;
   }
   if (linear.scale_kind != ScaleKind::kNone) linear.format = MatrixFormat::kE4M3;
-  const bool has_codes = linear.format == MatrixFormat::kE4M3;
   if (device_ == Device::kCuda) {
     OPENSPEC_CHECK_ARG(linear.num_outputs % 16 == 0 && inputs.count % 16 == 0, prefix,
                        names.front(), ": a matrix of ", linear.num_outputs, " x ", inputs.count,
                        " cannot run on CUDA, sizes must be multiples of 16; use --device cpu");
     linear.layout = LinearLayout::kTiles;
-    bytes = format_bytes(linear.format, linear.num_outputs, inputs.count);
   } else {
     linear.layout = linear_layout_cpu(inputs.whole);
-    bytes = linear_packed_bytes_cpu(linear);
   }
+  return linear;
+}
+
+size_t Weights::packed_bytes(const PackedLinear& matrix) const {
+  if (device_ != Device::kCuda) return linear_packed_bytes_cpu(matrix);
+  return format_bytes(matrix.format, matrix.num_outputs, matrix.num_inputs);
+}
+
+PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<std::string>& names,
+                                 const std::vector<Part>& outputs, Part inputs,
+                                 LinearEpilogue epilogue, bool may_split, bool has_bias) {
+  PackedLinear linear = matrix_of(prefix, names, outputs, inputs, epilogue, may_split);
+  const bool has_codes = linear.format == MatrixFormat::kE4M3;
+  const std::string all_names = joined(prefix, names);
+  const size_t bytes = packed_bytes(linear);
   void* packed = has_codes ? take(bytes) : take_numbers(all_names, bytes, kMatrixType);
   linear.data = packed;
   float* bias = nullptr;
@@ -188,14 +257,7 @@ const float* Weights::add_scales(const PackedLinear& matrix, const std::vector<s
   for (size_t i = 0; i < names.size(); ++i) {
     const Part part = outputs[i];
     const TensorScale& scale = *scale_of(names[i]);
-    const auto num_values = static_cast<size_t>(num_elements(scale.shape));
-    const int blocks = scale.form == TensorScale::Form::kTensor ? 1
-                       : scale.form == TensorScale::Form::kChannel
-                           ? part.whole
-                           : (part.whole + kScaleOutputs - 1) / kScaleOutputs *
-                                 ((matrix.whole_inputs() + kScaleInputs - 1) / kScaleInputs);
-    OPENSPEC_CHECK_ARG(num_values == static_cast<size_t>(blocks), "tensor ", scale.name, " has ",
-                       num_values, " scales, expected ", blocks);
+    const size_t num_values = num_scale_values(matrix, scale, part);
     destinations_[scale.name] = {
         scale.shape, {[=, this, form = scale.form](const void* data, DType source) {
           fill_scales(matrix, form, to_floats(data, source, num_values), part, first, *table);
@@ -204,6 +266,84 @@ const float* Weights::add_scales(const PackedLinear& matrix, const std::vector<s
     first += part.count;
   }
   return static_cast<const float*>(scales);
+}
+
+LinearStack Weights::add_stack(const std::string& prefix, const std::vector<std::string>& names,
+                               int count, const std::vector<Part>& outputs, Part inputs,
+                               LinearEpilogue epilogue) {
+  const auto one = [&](int index) {
+    return matrix_of(numbered(prefix, index), names, outputs, inputs, epilogue,
+                     /*may_split=*/false);
+  };
+  LinearStack stack = {.first = one(0), .count = count};
+  PackedLinear& first = stack.first;
+  for (int i = 1; i < count; ++i) {
+    OPENSPEC_CHECK_ARG(one(i).scale_kind == first.scale_kind, "tensors ", joined(prefix, names),
+                       " must all be bf16, or all e4m3 with scales of the same kind");
+  }
+  stack.bytes = packed_bytes(first);
+  const bool has_codes = first.format == MatrixFormat::kE4M3;
+  const size_t all_bytes = static_cast<size_t>(count) * stack.bytes;
+  void* packed =
+      has_codes ? take(all_bytes) : take_numbers(joined(prefix, names), all_bytes, kMatrixType);
+  first.data = packed;
+  int first_output = 0;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const Part part = outputs[i];
+    stacks_[prefix + names[i]] = {
+        .shape = {part.whole, inputs.whole},
+        .store =
+            [this, shape = first, bytes = stack.bytes, packed, first_output, part](
+                int index, const void* data, DType) {
+              pack(shape,
+                   static_cast<const std::byte*>(data) +
+                       format_bytes(shape.format, part.first, shape.whole_inputs()),
+                   first_output, part.count,
+                   static_cast<std::byte*>(packed) + static_cast<size_t>(index) * bytes);
+            },
+        .matrix_type = has_codes ? DType::kE4M3 : kMatrixType,
+        .is_loaded = std::vector<bool>(static_cast<size_t>(count))};
+    first_output += part.count;
+  }
+  if (has_codes) first.scales = add_stack_scales(first, prefix, names, count, outputs);
+  return stack;
+}
+
+const float* Weights::add_stack_scales(const PackedLinear& matrix, const std::string& prefix,
+                                       const std::vector<std::string>& names, int count,
+                                       const std::vector<Part>& outputs) {
+  const auto num_scales = static_cast<size_t>(matrix.num_scales());
+  const size_t all = static_cast<size_t>(count) * num_scales;
+  auto* scales = static_cast<float*>(
+      take_numbers("scales of " + prefix + names.front(), all * sizeof(float), DType::kF32));
+  // As in add_scales: a matrix's entries of several tensors may lie between each other's.
+  const auto table = std::make_shared<std::vector<float>>(scales == nullptr ? 0 : all);
+  int first = 0;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const Part part = outputs[i];
+    const TensorScale& scale = *scale_of(numbered(prefix, 0) + names[i]);
+    const std::string key = starred(scale.name).first;
+    for (int index = 1; index < count; ++index) {
+      const TensorScale& other = *scale_of(numbered(prefix, index) + names[i]);
+      OPENSPEC_CHECK_ARG(other.name == numbered(key, index) && other.shape == scale.shape &&
+                             other.form == scale.form,
+                         "tensor ", other.name, " must be as ", scale.name, " is");
+    }
+    const size_t num_values = num_scale_values(matrix, scale, part);
+    stacks_[key] = {.shape = scale.shape,
+                    .store =
+                        [=, this, form = scale.form](int index, const void* data, DType source) {
+                          const size_t place = static_cast<size_t>(index) * num_scales;
+                          const std::span<float> own(table->data() + place, num_scales);
+                          fill_scales(matrix, form, to_floats(data, source, num_values), part,
+                                      first, own);
+                          put(scales + place, own.data(), own.size_bytes());
+                        },
+                    .matrix_type = std::nullopt,
+                    .is_loaded = std::vector<bool>(static_cast<size_t>(count))};
+    first += part.count;
+  }
+  return scales;
 }
 
 void Weights::store_values(const std::string& name, const std::vector<int64_t>& shape, Part part,
@@ -291,29 +431,39 @@ std::vector<TensorSpec> Weights::expected_tensors() const {
   for (const auto& [name, destination] : destinations_) {
     specs.push_back({name, destination.shape, destination.store_offsets != nullptr});
   }
+  for (const auto& [name, stack] : stacks_) {
+    for (int i = 0; i < static_cast<int>(stack.is_loaded.size()); ++i) {
+      specs.push_back({numbered(name, i), stack.shape});
+    }
+  }
   return specs;
 }
 
 void Weights::load(const std::string& name, const void* data, size_t bytes, DType dtype) {
   const auto found = destinations_.find(name);
-  OPENSPEC_CHECK_ARG(found != destinations_.end(), "tensor ", name, " is not part of the model");
+  if (found == destinations_.end()) {
+    load_stacked(name, data, bytes, dtype);
+    return;
+  }
   Destination& destination = found->second;
   OPENSPEC_CHECK_ARG(!destination.store_offsets, "tensor ", name, " must be of integers");
-  const size_t expected = static_cast<size_t>(num_elements(destination.shape)) * dtype_bytes(dtype);
-  OPENSPEC_CHECK_ARG(bytes == expected, "tensor ", name, " has ", bytes, " bytes, expected ",
-                     expected);
-  const DType wanted = destination.matrix_type.value_or(dtype);
-  OPENSPEC_CHECK_ARG(wanted != DType::kE4M3 || dtype == wanted, "tensor ", name,
-                     " must be e4m3 with a scale, as others of the checkpoint are");
-  OPENSPEC_CHECK_ARG(dtype == wanted, "tensor ", name,
-                     " must be bf16; convert the checkpoint with torch_dtype=bfloat16");
-  OPENSPEC_CHECK_ARG(destination.matrix_type || dtype != DType::kE4M3, "tensor ", name,
-                     " must not be e4m3");
-  OPENSPEC_CHECK_ARG(dtype != DType::kE4M3 || !has_nan_code(data, bytes), "tensor ", name,
-                     " holds NaN, codes 0x7F or 0xFF; get the checkpoint anew");
+  check_tensor(name, destination.shape, destination.matrix_type, data, bytes, dtype);
   const auto use = use_device();
   for (const Store& store : destination.stores) store(data, dtype);
   destination.loaded = true;
+}
+
+void Weights::load_stacked(const std::string& name, const void* data, size_t bytes, DType dtype) {
+  const auto [key, index] = starred(name);
+  const auto found = stacks_.find(key);
+  const auto place = static_cast<size_t>(index);
+  OPENSPEC_CHECK_ARG(index >= 0 && found != stacks_.end() && place < found->second.is_loaded.size(),
+                     "tensor ", name, " is not part of the model");
+  Stack& stack = found->second;
+  check_tensor(name, stack.shape, stack.matrix_type, data, bytes, dtype);
+  const auto use = use_device();
+  stack.store(index, data, dtype);
+  stack.is_loaded[place] = true;
 }
 
 void Weights::load_offsets(const std::string& name, std::span<const int64_t> offsets) {
@@ -331,6 +481,12 @@ void Weights::load_offsets(const std::string& name, std::span<const int64_t> off
 void Weights::finish_loading() {
   for (const auto& [name, destination] : destinations_) {
     OPENSPEC_CHECK_ARG(destination.loaded, "tensor ", name, " is missing");
+  }
+  for (const auto& [name, stack] : stacks_) {
+    const auto missing = std::find(stack.is_loaded.begin(), stack.is_loaded.end(), false);
+    OPENSPEC_CHECK_ARG(missing == stack.is_loaded.end(), "tensor ",
+                       numbered(name, static_cast<int>(missing - stack.is_loaded.begin())),
+                       " is missing");
   }
   const auto use = use_device();
   if (device_ == Device::kCuda) device::synchronize(nullptr);

@@ -11,6 +11,7 @@
 
 #include "kernels/common/exec.h"
 #include "kernels/common/finite.h"
+#include "kernels/linear/linear_stack.h"
 #include "kernels/linear/packed_linear.h"
 #include "model/weights/buffer.h"
 #include "model/weights/part.h"
@@ -51,6 +52,10 @@ class Weights {
   PackedLinear add_linear(const std::string& prefix, const std::vector<std::string>& names,
                           const std::vector<Part>& outputs, Part inputs, LinearEpilogue epilogue,
                           bool may_split = false, bool has_bias = false);
+  /// `count` such matrices, not split, one behind the other: in the checkpoint the number of each
+  /// stands for the "*" of `prefix`. They have one place among the tensors, however many they are.
+  LinearStack add_stack(const std::string& prefix, const std::vector<std::string>& names, int count,
+                        const std::vector<Part>& outputs, Part inputs, LinearEpilogue epilogue);
   /// [width] fp32.
   const float* add_norm(const std::string& name, int width);
   /// `shape` fp32, row-major.
@@ -98,6 +103,25 @@ class Weights {
     bool loaded = false;
   };
 
+  /// Tensors of one shape, of which each stands for the number in place of the "*" of their name.
+  struct Stack {
+    std::vector<int64_t> shape;
+    std::function<void(int index, const void* data, DType dtype)> store;
+    std::optional<DType> matrix_type;
+    std::vector<bool> is_loaded;
+  };
+
+  /// A matrix without memory, as add_linear makes it.
+  PackedLinear matrix_of(const std::string& prefix, const std::vector<std::string>& names,
+                         const std::vector<Part>& outputs, Part inputs, LinearEpilogue epilogue,
+                         bool may_split) const;
+  size_t packed_bytes(const PackedLinear& matrix) const;
+  /// Room for the scales of a stack, and where those of its tensors go.
+  const float* add_stack_scales(const PackedLinear& matrix, const std::string& prefix,
+                                const std::vector<std::string>& names, int count,
+                                const std::vector<Part>& outputs);
+  /// `name` is that of a tensor of a stack.
+  void load_stacked(const std::string& name, const void* data, size_t bytes, DType dtype);
   /// The checkpoint's tensor `name` goes to `to`, as fp32: of its values those of `part`.
   void store_values(const std::string& name, const std::vector<int64_t>& shape, Part part,
                     float* to);
@@ -124,6 +148,7 @@ class Weights {
   size_t num_taken_ = 0;
   const QuantizedTensors* quantized_ = nullptr;
   std::map<std::string, Destination> destinations_;
+  std::map<std::string, Stack> stacks_;
   std::vector<std::pair<std::string, NumberArea>> numbers_;
   Buffer staging_;  // CUDA, while loading: rows on their way into a packed matrix
 };

@@ -20,7 +20,7 @@ from openspec.checkpoint.quantization.declared import CODES
 from openspec.checkpoint.quantization.made import load_made
 from openspec.checkpoint.quantization.weight_format import WeightFormat
 from openspec.checkpoint.strict_json import JsonKeys, parse_json_object, read_json_object
-from openspec.checkpoint.tensor_info import TensorInfo, name_some, shown_name
+from openspec.checkpoint.tensor_info import TensorInfo, name_some, shown_name, split_experts
 from openspec.errors import ConfigError, EngineError
 from openspec.specs.head import HeadSpec
 
@@ -62,7 +62,10 @@ class SafetensorsFile:
             header = file.read(int.from_bytes(file.read(8), "little"))
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._first_byte = 8 + len(header)
-        self._headers = _tensor_headers(header, path)
+        stored = _tensor_headers(header, path)
+        self.stored_names = frozenset(stored)
+        """As the file has them: experts may be stored together."""
+        self._headers = split_experts(stored)
         self.tensors = {
             name: TensorInfo(name, one["dtype"], tuple(one["shape"]), path)
             for name, one in self._headers.items()
@@ -76,8 +79,13 @@ class SafetensorsFile:
 
     def tensor(self, name: str) -> torch.Tensor:
         """One of `tensors` for torch, over pages that stay mapped as long as it lives."""
+        part_of = self._headers[name].get("part_of")
         with safe_open(self.path, framework="torch") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
+            if part_of is None:
+                tensor: torch.Tensor = file.get_tensor(name)
+            else:
+                stored, expert, rows = part_of
+                tensor = file.get_slice(stored)[expert, rows]
         return tensor
 
     def close(self) -> None:
@@ -352,7 +360,7 @@ def _shard(root: Path, name: str, listed: set[str]) -> SafetensorsFile:
             "there; finish the download"
         )
     file = SafetensorsFile(path)
-    absent, unlisted = listed - set(file.tensors), set(file.tensors) - listed
+    absent, unlisted = listed - file.stored_names, file.stored_names - listed
     if absent:
         raise ConfigError(
             f"{path}: lacks {name_some(sorted(absent))}, which {INDEX_FILE} places there"

@@ -33,7 +33,20 @@ class DenseMlpSpec:
     intermediate_size: int
 
 
-MlpSpec: TypeAlias = DenseMlpSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsSpec:
+    """A mixture of experts: SwiGLU MLPs, of which each row goes to some."""
+
+    num_experts: int
+    top_k: int
+    """Experts of a row: those of its greatest router logits."""
+    intermediate_size: int
+    """Of each expert."""
+    norm_top_k: bool
+    """The weights of a row's experts, their probabilities, are divided by their sum."""
+
+
+MlpSpec: TypeAlias = DenseMlpSpec | ExpertsSpec
 """What works on each position; another kind is one more alternative here."""
 
 

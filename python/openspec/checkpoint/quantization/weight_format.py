@@ -20,6 +20,7 @@ from openspec.checkpoint.quantization.declared import (
 )
 from openspec.checkpoint.tensor_info import TensorInfo, name_some
 from openspec.errors import ConfigError
+from openspec.specs.layers import ExpertsSpec, MlpSpec
 from openspec.specs.target import TargetSpec, TensorScale
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,8 @@ logger = logging.getLogger(__name__)
 MADE = {"fp8": CHANNEL, "fp8_per_tensor": TENSOR, "fp8_per_block": BLOCKS}
 """What --quantization makes of bfloat16 weights -> the form of their scales."""
 MATRICES = re.compile(
-    r"model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.weight"
+    r"model\.layers\.\d+\."
+    r"(self_attn\.[qkvo]_proj|mlp\.(experts\.\d+\.)?(gate|up|down)_proj)\.weight"
 )
 """The matrices of decoder layers."""
 HEAD = "lm_head.weight"
@@ -95,8 +97,9 @@ def made_format(spec: TargetSpec, wanted: str) -> WeightFormat:
         q, kv = (n * attention.head_dim for n in (attention.num_q_heads, attention.num_kv_heads))
         shapes = {"self_attn.q": (q, hidden), "self_attn.o": (hidden, q)}
         shapes |= {"self_attn.k": (kv, hidden), "self_attn.v": (kv, hidden)}
-        shapes |= {"mlp.gate": (inner, hidden), "mlp.up": (inner, hidden)}
-        shapes["mlp.down"] = (hidden, inner)
+        for mlp in _mlp_names(layer.mlp):
+            shapes |= {f"{mlp}.gate": (inner, hidden), f"{mlp}.up": (inner, hidden)}
+            shapes[f"{mlp}.down"] = (hidden, inner)
         for name, shape in shapes.items():
             tensor = f"model.layers.{i}.{name}_proj.weight"
             quantized[tensor] = TensorScale(
@@ -107,6 +110,13 @@ def made_format(spec: TargetSpec, wanted: str) -> WeightFormat:
         quantized=quantized,
         is_made=True,
     )
+
+
+def _mlp_names(mlp: MlpSpec) -> list[str]:
+    """The MLPs of a layer in the files, below its name."""
+    if isinstance(mlp, ExpertsSpec):
+        return [f"mlp.experts.{i}" for i in range(mlp.num_experts)]
+    return ["mlp"]
 
 
 def check_wanted(declared: Declared | None, wanted: str | None) -> None:

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.targets.kind import Target, TargetKind
-from openspec.checkpoint.targets.refusals import HYBRID, SUPPORTED
+from openspec.checkpoint.targets.refusals import HYBRID, SUPPORTED, refuse_experts
 from openspec.checkpoint.targets.rope import MAX_POSITIONS, read_rope
 from openspec.specs.layers import AttentionSpec, DenseMlpSpec, LayerSpec, MlpSpec
 from openspec.specs.target import TargetSpec
@@ -62,6 +62,7 @@ def read_target(keys: JsonKeys) -> Target:
     Raises:
         ConfigError: the key, the value found and the remedy.
     """
+    refuse_experts(keys)
     family = next(one for one in FAMILIES if one.model_type == keys.get("model_type"))
     mlp = DenseMlpSpec(intermediate_size=keys.integer("intermediate_size", 1, MAX_DIM))
     target = read_decoder(keys, family, "dense", mlp)

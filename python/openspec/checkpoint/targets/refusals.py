@@ -6,7 +6,10 @@ import re
 
 from openspec.checkpoint.strict_json import JsonKeys, JsonValue
 
-SUPPORTED = "openspec runs the dense text models of Llama 3, Mistral, Qwen2, Qwen2.5 and Qwen3"
+SUPPORTED = (
+    "openspec runs the dense text models of Llama 3, Mistral, Qwen2, Qwen2.5 and Qwen3, and the "
+    "mixtures of experts of Qwen3"
+)
 
 
 HYBRID = "it has layers of linear attention or state spaces beside those of attention"
@@ -23,7 +26,7 @@ REFUSED = (
     (r"ministral|gemma2|gemma3(text|forcausal)|cohere2|exaone4|olmo3", _WINDOWS),
     (r"mistral3|pixtral", f"{_IMAGES} such as mistralai/Mistral-Small-24B-Instruct-2501"),
     (r"\w*vl(moe|text)?(for|$)|mllama|llava|gemma3|gemma4|llama4|internvl|\w*omni", _IMAGES),
-    (r"\w*(moe|mixtral)|deepseekv|dbrx|grok|kimi|minimax", _EXPERTS),
+    (r"(?!qwen3moe)\w*(moe|mixtral)|deepseekv|dbrx|grok|kimi|minimax", _EXPERTS),
 )
 """Start of an architecture or model_type, small and without underscores -> why it is refused."""
 
@@ -40,6 +43,14 @@ def refuse_known(keys: JsonKeys) -> None:
     for name in ("vision_config", "text_config"):
         if keys.get(name) is not None:
             keys.refuse(name, "no such key", f"{_IMAGES}; {SUPPORTED}")
+
+
+def refuse_experts(keys: JsonKeys) -> None:
+    """Stops at the keys of a mixture of experts in a model that is named as none.
+
+    Raises:
+        ConfigError: the key that says so, and what openspec runs.
+    """
     for name in ("num_experts", "num_local_experts", "moe_intermediate_size"):
         if keys.get(name):
             keys.refuse(name, "no such key", f"this is a mixture of experts; {SUPPORTED}")
@@ -57,4 +68,4 @@ def _refuse_name(keys: JsonKeys, name: str, value: JsonValue) -> None:
     plain = value.lower().replace("_", "").replace(".", "")
     for pattern, reason in REFUSED:
         if re.match(pattern, plain):
-            keys.refuse(name, "a dense text model", f"{reason}; {SUPPORTED}")
+            keys.refuse(name, "a text model that is supported", f"{reason}; {SUPPORTED}")
