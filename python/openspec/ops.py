@@ -56,3 +56,25 @@ def ngram_lookup(
         earliest,
     )
     return drafts, num_drafts, match_len
+
+
+def mixture(
+    x: Tensor,  # [num_rows, hidden] float32 or bfloat16
+    *,
+    router: Tensor,  # [num_experts, hidden] bfloat16
+    gate_up: Tensor,  # [num_experts, 2 * inner, hidden] bfloat16: the gate's rows, then up's
+    down: Tensor,  # [num_experts, hidden, inner] bfloat16
+    top_k: int,
+    norm_top_k: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A mixture of experts, as a layer of a target has it in place of its MLP; on the CPU.
+
+    Shapes: out [num_rows, hidden] as x; expert [num_rows, top_k] int32, rising along a row; weight
+        [num_rows, top_k] float32.
+
+    Raises: ValueError, TypeError for what does not fit.
+
+    Source: csrc/kernels/experts/experts.h.
+    """
+    out, expert, weight = torch.ops.openspec.mixture(x, router, gate_up, down, top_k, norm_top_k)
+    return out, expert, weight
