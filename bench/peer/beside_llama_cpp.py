@@ -1,6 +1,6 @@
 """Plain decoding on the CPU beside llama.cpp's of the same model, in turn, by processor time.
 
-    LLAMA_CPP_LIB_PATH=DIR python bench/peer/llama_cpp.py MODEL MODEL.gguf [--quantization fp8 ...]
+    LLAMA_CPP_LIB_PATH=DIR python bench/peer/beside_llama_cpp.py MODEL MODEL.gguf [--quantization fp8 ...]
 
 MODEL is a Hugging Face folder, and llama-cpp-python has to be importable. Random prompts, greedy
 answers that run to their limit, one thread each. Processor time counts neither what else the
@@ -84,7 +84,8 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=64, help="tokens")
     args = parser.parse_args()
     most = max(args.requests)
-    cpp.llama_log_set(cpp.llama_log_callback(lambda *_: None), ctypes.c_void_p())
+    silent = cpp.llama_log_callback(lambda *_: None)
+    cpp.llama_log_set(silent, ctypes.c_void_p())
     settings = cpp.llama_context_default_params()
     settings.n_ctx, settings.n_seq_max = most * (args.prompt + args.new), most
     settings.n_batch = settings.n_ubatch = 512
