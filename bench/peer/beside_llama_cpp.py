@@ -1,6 +1,6 @@
 """Plain decoding on the CPU beside llama.cpp's of the same model, in turn, by processor time.
 
-    LLAMA_CPP_LIB_PATH=DIR python bench/peer/beside_llama_cpp.py MODEL MODEL.gguf [--quantization fp8 ...]
+    LLAMA_CPP_LIB_PATH=DIR python bench/peer/beside_llama_cpp.py MODEL MODEL.gguf
 
 MODEL is a Hugging Face folder, and llama-cpp-python has to be importable. Random prompts, greedy
 answers that run to their limit, one thread each. Processor time counts neither what else the
