@@ -144,12 +144,43 @@ bool is_legal(const Exchange* exchange) {
   return exchange != nullptr && is_legal_round(*exchange, 0, 0, 0);
 }
 
+struct MeetPlan {
+  cuda::Inbox own;
+  int num_ranks, rank;
+  bool lets_next_begin;
+  ExchangeState* states[kMaxRanks] = {};
+};
+
+/// A thread for each of the others.
+__global__ void __launch_bounds__(kMaxRanks) meet_kernel(const __grid_constant__ MeetPlan plan) {
+  if (plan.lets_next_begin) cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  ExchangeState& own = *plan.own.state;
+  const uint64_t value = own.num_met + 1;
+  const int other = static_cast<int>(threadIdx.x);
+  if (other < plan.num_ranks && other != plan.rank) {
+    cuda::give_sign(&plan.states[other]->has_come[plan.rank], value);
+    // The other one may have gone on, and come to the next meeting.
+    cuda::wait_until(plan.own, other == (plan.rank == 0 ? 1 : 0),
+                     [&] { return cuda::load_sign(&own.has_come[other]) >= value; });
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) own.num_met = value;
+}
+
 }  // namespace
+
+int meet_cuda(const Exchange& exchange, bool lets_next_begin, void* stream) {
+  if (!is_legal_round(exchange, 0, 0, 0)) return cudaErrorInvalidValue;
+  MeetPlan plan = {cuda::own_inbox(exchange), exchange.num_ranks, exchange.rank, lets_next_begin};
+  for (int i = 0; i < exchange.num_ranks; ++i) plan.states[i] = state_of(exchange, i);
+  return cuda::launch(meet_kernel, 1, kMaxRanks, 0, stream, plan);
+}
 
 int clear_exchange_cuda(const Exchange& exchange, void* stream) {
   if (!is_legal_round(exchange, 0, 0, 0)) return cudaErrorInvalidValue;
   const auto on = static_cast<cudaStream_t>(stream);
-  const size_t bytes = exchange_bytes(exchange.slot_floats) - sizeof(ExchangeState);
+  const size_t bytes = exchange_bytes(exchange.floats) - sizeof(ExchangeState);
   const int error = cudaMemsetAsync(exchange.memory[exchange.rank], 0xff, bytes, on);
   if (error != cudaSuccess) return error;
   return cudaMemsetAsync(state_of(exchange, exchange.rank), 0, sizeof(ExchangeState), on);

@@ -10,6 +10,7 @@
 
 namespace openspec {
 
+struct InboxFloats;
 struct LinearParams;
 struct RmsNormParams;
 
@@ -18,9 +19,9 @@ inline constexpr int kHostRoundRows = 512;
 /// Rows of a round, at most: a pass of more goes through its exchange in slices.
 int most_round_rows(Device device, int num_ranks, int max_splits, int width);
 
-/// Floats of a slot of an exchange, of passes of `max_rows`: on the host one memory has all of a
-/// round's sums, on CUDA each rank has what comes to it.
-int64_t slot_floats(Device device, int num_ranks, int max_splits, int max_rows, int width);
+/// Of an exchange, of passes of `max_rows`: on the host a slot of one memory has all of a round's
+/// sums, on CUDA each rank has what comes to it.
+InboxFloats inbox_floats(Device device, int num_ranks, int max_splits, int max_rows, int width);
 
 /// What a rank has made of rows.
 struct MadeRows {

@@ -76,11 +76,10 @@ class DenseTarget final : public TargetModel, DecoderModel<DenseConfig, DenseTen
     return scratch_bytes(DenseConfig(setup.spec, setup.rank), setup.dtype, setup.device,
                          setup.limits, setup.num_threads);
   }
-  static size_t exchange_bytes_of(const TargetSetup& setup) {
+  static InboxFloats inbox_floats_of(const TargetSetup& setup) {
     const DenseConfig c(setup.spec, setup.rank);
-    return static_cast<size_t>(slot_floats(setup.device, setup.rank.size, c.max_splits(),
-                                           setup.limits.max_rows, c.hidden_size)) *
-           sizeof(float);
+    return inbox_floats(setup.device, setup.rank.size, c.max_splits(), setup.limits.max_rows,
+                        c.hidden_size);
   }
 
   std::vector<Weights*> weights() override { return {&weights_}; }
@@ -149,7 +148,7 @@ const TargetRegistration registration(
            return StateNeeds{
                .kv_layers = {spec.layers.size(), {config.part().kv_heads.count, config.head_dim}}};
          },
-     .exchange_bytes = &DenseTarget::exchange_bytes_of});
+     .inbox_floats = &DenseTarget::inbox_floats_of});
 
 }  // namespace
 

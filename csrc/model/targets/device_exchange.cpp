@@ -15,8 +15,8 @@ namespace openspec {
 
 namespace {
 
-int64_t slot_floats(const TargetSetup& whole) {
-  return static_cast<int64_t>(target_kind(whole.spec.kind).exchange_bytes(whole) / sizeof(float));
+InboxFloats floats_of(const TargetSetup& whole) {
+  return target_kind(whole.spec.kind).inbox_floats(whole);
 }
 
 struct Area {
@@ -132,7 +132,7 @@ DeviceExchange::DeviceExchange(const TargetSetup& whole, std::vector<int> device
   faults_ = Buffer(devices_.size() * sizeof(uint32_t), Memory::kPinned);
   off_ = Buffer(sizeof(uint64_t), Memory::kPinned);
   *off_.as<uint64_t>() = kExchangeIsOff;
-  Exchange view = {.num_ranks = size(), .slot_floats = slot_floats(whole)};
+  Exchange view = {.num_ranks = size(), .floats = floats_of(whole)};
   view.deadline_ns = deadline_ns_;
   for (int rank = 0; rank < size(); ++rank) {
     const device::Use use(device(rank));
@@ -190,7 +190,7 @@ void DeviceExchange::clear() {
 }
 
 size_t device_exchange_bytes(const TargetSetup& whole) {
-  const size_t bytes = exchange_bytes(slot_floats(whole));
+  const size_t bytes = exchange_bytes(floats_of(whole));
   OPENSPEC_CHECK_ARG(bytes <= kMaxInboxBytes + sizeof(ExchangeState),
                      "the sums that GPUs send each ", "other would take ", bytes >> 20,
                      " MiB of each, more than ", kMaxInboxBytes >> 20,

@@ -53,7 +53,7 @@ TEST(ranks_have_the_bits_of_one_device) {
     const bool is_small = shape.num_outputs <= 320;
     for (int num_ranks = 1; num_ranks <= shape.num_splits; num_ranks *= 2) {
       SharedProduct product(shape, num_ranks, kMaxRows);
-      Ranks ranks(num_ranks, product.slot_floats(kMaxRows));
+      Ranks ranks(num_ranks, product.inbox_floats(kMaxRows));
       std::vector<int> counts = {1, 2, 7, 8, 9, 16, 24, 25, 32, 33, 64, 65, 100, 128, 129, 256};
       for (int count = 3; is_small && count < kMaxRows; count += 11) counts.push_back(count);
       for (const int num_rows : counts) {
@@ -74,7 +74,7 @@ TEST(owners_have_the_bits_of_one_device) {
     for (int num_ranks = 2; num_ranks <= shape.num_splits; num_ranks *= 2) {
       for (const bool sends_residuals : {true, false}) {
         SharedProduct product(shape, num_ranks, 1100);
-        Ranks ranks(num_ranks, product.slot_floats(1100));
+        Ranks ranks(num_ranks, product.inbox_floats(1100));
         int period = 0;
         for (const int num_rows : {257, 300, 129, 1100, 509, 513, 200, 64, 128, 100, 256}) {
           const RowOwners owners = product.form(num_rows).owners;
@@ -131,7 +131,7 @@ TEST(every_row_keeps_its_owner) {
 TEST(sums_that_are_no_numbers_are_taken) {
   for (const uint16_t value : {0x7fc0, 0xffff, 0x7f80, 0xff80}) {
     SharedProduct product(product_named("4B o"), 2, 4);
-    Ranks ranks(2, product.slot_floats(4));
+    Ranks ranks(2, product.inbox_floats(4));
     product.set_first_x(value);
     product.run_whole(4, nullptr);
     const double seconds = seconds_of([&] { product.run_ranks(ranks, 4, nullptr); });
@@ -145,7 +145,7 @@ TEST(sums_that_are_no_numbers_are_taken) {
 TEST(recorded_rounds_rotate) {
   const int num_rows = 8;
   SharedProduct product(product_named("tiny o"), 4, num_rows);
-  Ranks ranks(4, product.slot_floats(num_rows));
+  Ranks ranks(4, product.inbox_floats(num_rows));
   const device::Stream stream;
   product.run_ranks(ranks, num_rows, stream.handle());  // what is loaded on first use
   product.run_whole(num_rows, stream.handle());
@@ -166,7 +166,7 @@ TEST(recorded_rounds_rotate) {
 TEST(a_rank_waits_for_another) {
   for (const int num_rows : {1, 4, 24, 33}) {
     SharedProduct product(product_named("4B o"), 2, num_rows);
-    Ranks ranks(2, product.slot_floats(num_rows));
+    Ranks ranks(2, product.inbox_floats(num_rows));
     const device::Stream streams[2];
     product.run_ranks(ranks, num_rows, nullptr);  // what is loaded on first use
     product.run_whole(num_rows, nullptr);
@@ -191,7 +191,7 @@ TEST(a_rank_waits_for_another) {
 TEST(a_rank_does_not_wait_forever) {
   const int num_rows = 4;
   SharedProduct product(product_named("4B o"), 2, num_rows);
-  Ranks ranks(2, product.slot_floats(num_rows), 100'000'000);
+  Ranks ranks(2, product.inbox_floats(num_rows), 100'000'000);
   const auto run_rank = [&](int rank) {
     CHECK_CUDA(linear_cuda(product.send_params(ranks[rank], num_rows), nullptr));
     CHECK_CUDA(rms_norm_cuda(product.take_params(ranks[rank], num_rows), nullptr));
@@ -218,7 +218,7 @@ TEST(a_rank_does_not_wait_forever) {
 TEST(exchanges_that_cannot_be_are_refused) {
   const int num_rows = 4;
   SharedProduct product(product_named("tiny o"), 2, num_rows);
-  Ranks ranks(2, product.slot_floats(num_rows));
+  Ranks ranks(2, product.inbox_floats(num_rows));
   const auto refuses_to_send = [&](const auto& change) {
     Exchange exchange = ranks[0];
     LinearParams params = product.send_params(exchange, num_rows);
@@ -228,7 +228,7 @@ TEST(exchanges_that_cannot_be_are_refused) {
   CHECK(refuses_to_send([](Exchange& e, LinearParams&) { e.num_ranks = 9; }));
   CHECK(refuses_to_send([](Exchange& e, LinearParams&) { e.rank = 2; }));
   CHECK(refuses_to_send([](Exchange& e, LinearParams&) { e.fault = nullptr; }));
-  CHECK(refuses_to_send([](Exchange& e, LinearParams&) { e.slot_floats -= 4; }));
+  CHECK(refuses_to_send([](Exchange& e, LinearParams&) { e.floats.slot -= 4; }));
   CHECK(refuses_to_send([](Exchange&, LinearParams& p) { ++p.num_rows; }));
   float sums = 0;
   CHECK(refuses_to_send([&](Exchange&, LinearParams& p) { p.partials = &sums; }));
@@ -239,7 +239,7 @@ TEST(exchanges_that_cannot_be_are_refused) {
     change(exchange, params);
     return rms_norm_cuda(params, nullptr) == static_cast<int>(cudaErrorInvalidValue);
   };
-  CHECK(refuses_to_take([](Exchange& e, RmsNormParams&) { e.slot_floats -= 4; }));
+  CHECK(refuses_to_take([](Exchange& e, RmsNormParams&) { e.floats.slot -= 4; }));
   CHECK(refuses_to_take([](Exchange&, RmsNormParams& p) { p.num_partials = 3; }));
   CHECK(refuses_to_take([](Exchange&, RmsNormParams& p) { p.num_partials = 0; }));
   CHECK(refuses_to_take([](Exchange&, RmsNormParams& p) { p.starts_residual = true; }));
@@ -272,7 +272,7 @@ void check_columns_are_shared(bool deals_rows) {
   for (const int num_ranks : {1, 2, 4, 8}) {
     for (const int num_rows : {1, 7, 64}) {
       const size_t width = 4096 + 36, rows = static_cast<size_t>(num_rows);
-      const Ranks ranks(num_ranks, 4);
+      const Ranks ranks(num_ranks, {.slot = 4});
       const std::vector<device::Stream> streams(static_cast<size_t>(num_ranks));
       std::vector<std::unique_ptr<DeviceBuffer>> buffers;
       ShareColumnsParams params = {.num_rows = num_rows,
@@ -325,7 +325,7 @@ TEST(columns_are_shared) { check_columns_are_shared(/*deals_rows=*/false); }
 TEST(columns_of_dealt_rows_go_to_their_ranks) { check_columns_are_shared(/*deals_rows=*/true); }
 
 TEST(columns_are_not_awaited_forever) {
-  const Ranks ranks(2, 4, 50'000'000);
+  const Ranks ranks(2, {.slot = 4}, 50'000'000);
   const DeviceBuffer rows(1024);
   ShareColumnsParams params = {.exchange = &ranks[0], .rows = {rows.data(), rows.data()}};
   params.num_rows = 1;
