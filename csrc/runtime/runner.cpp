@@ -151,7 +151,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
                               ++stats_.num_drafter_failures;
                               stats_.last_drafter_failure = error.what();
                             }});
-    if (exchange_) contexts.back().exchange = exchange_->state(static_cast<int>(number));
+    if (exchange_) contexts.back().exchange = &exchange_->rank(static_cast<int>(number));
   }
   if (config_.device == Device::kCuda) {
 #ifdef OPENSPEC_CUDA

@@ -93,7 +93,7 @@ inline constexpr uint32_t kExchangeIsLate = 1;
 /// well.
 inline constexpr uint32_t kExchangeIsOff = 2;
 
-inline constexpr int kShareBlocks = 64;  // of share_columns_cuda
+inline constexpr int kShareBlocks = 64;  // of share_columns_cuda, and fewer of share_rows_cuda
 
 /// In a rank's memory behind the slots of its inbox; all zero at first.
 struct ExchangeState {
@@ -107,8 +107,8 @@ struct ExchangeState {
   uint64_t fault = 0;
   // Of meet_cuda: how often the ranks have met, and 1 + the last time to which a rank has come.
   uint64_t num_met = 0, has_come[kMaxRanks] = {};
-  // Of share_columns_cuda: how many there were, how many blocks of this one are done, and 1 + the
-  // last one for which a rank's block is ready to be sent to, and has sent.
+  // Of share_columns_cuda and share_rows_cuda: how many there were, how many blocks of this one are
+  // done, and 1 + the last one for which a rank's block is ready to be sent to, and has sent.
   uint64_t num_shared = 0, num_blocks_done = 0;
   uint64_t is_ready[kMaxRanks][kShareBlocks] = {}, has_sent[kMaxRanks][kShareBlocks] = {};
 };
@@ -207,16 +207,57 @@ int clear_exchange_cuda(const Exchange& exchange, void* stream);
 /// beside it; many of them would keep other ranks of the same device from coming.
 int meet_cuda(const Exchange& exchange, bool lets_next_begin, void* stream);
 
-/// Gives every rank the columns of all: rank r has some columns of a buffer that each rank has in
-/// the same shape, and they are copied to the same places of all others'. All ranks run it, in the
-/// same order. A buffer is written when its rank has come to this op, and whole when the op ends.
+/// Rows of shared columns from which each is *dealt*: it is whole on one rank alone, which works
+/// for all and shares what comes of it. Fewer cost less than sharing that.
+inline constexpr int kMinDealtRows = 16;
+constexpr bool are_dealt(int num_rows) { return num_rows >= kMinDealtRows; }
+
+struct RowRange {
+  int first = 0, count = 0;
+};
+/// The rows that a rank is dealt, and whose a row is.
+OPENSPEC_HD constexpr RowRange dealt_rows(int num_ranks, int rank, int num_rows) {
+  const int first = num_rows * rank / num_ranks;
+  return {first, num_rows * (rank + 1) / num_ranks - first};
+}
+OPENSPEC_HD constexpr int rank_of_dealt(int num_ranks, int row, int num_rows) {
+  return (num_ranks * (row + 1) - 1) / num_rows;
+}
+/// How many rows a rank works on at a time, at most, where up to `max_rows` are shared.
+constexpr int most_own_rows(int num_ranks, int max_rows) {
+  const int few = max_rows < kMinDealtRows ? max_rows : kMinDealtRows - 1;
+  const int dealt = dealt_rows(num_ranks, num_ranks - 1, max_rows).count;
+  return few > dealt ? few : dealt;
+}
+
+/// Gives every rank the columns of all, or only those of the rows that it is dealt: rank r has some
+/// columns of a buffer that each rank has in the same shape, and they are copied to the same places
+/// of the others'. All ranks run it, in the same order. A buffer is written when its rank has come
+/// to this op, and whole when the op ends.
 struct ShareColumnsParams {
   const Exchange* exchange = nullptr;
   void* rows[kMaxRanks] = {};  // of each rank: [num_rows, row_bytes]
   int num_rows = 0;
+  bool deals_rows = false;
   // Multiples of 16: of a row, and of the rank's own columns.
   int64_t row_bytes = 0, first_byte = 0, num_bytes = 0;
 };
 int share_columns_cuda(const ShareColumnsParams& params, void* stream);
+
+/// Gives every rank the rows that the others are dealt, of buffers that each rank has in the same
+/// shape. All ranks run it after a share_columns_cuda that dealt rows, with no wait between: other
+/// ranks' rows of the buffers are written when their ranks have come to that op.
+struct ShareRowsParams {
+  static constexpr int kMaxBuffers = 4;
+  struct Rows {
+    void* words[kMaxRanks] = {};  // of each rank: [num_rows, row_words] of four bytes
+    int row_words = 0;            // 0: there is no such buffer
+  };
+
+  const Exchange* exchange = nullptr;
+  Rows buffers[kMaxBuffers] = {};
+  int num_rows = 0;
+};
+int share_rows_cuda(const ShareRowsParams& params, void* stream);
 
 }  // namespace openspec

@@ -132,7 +132,7 @@ void DenseTarget::forward(const ExecContext& exec, const RowBatch& rows, const T
 void DenseTarget::logits(const ExecContext& exec, const int32_t* row, int count, float* out) {
   OPENSPEC_CHECK(count <= limits_.max_logits_rows, count, " rows of logits, at most ",
                  limits_.max_logits_rows);
-  scratch_.logits(exec, tensors_.shared.head, row, count, out);
+  scratch_.logits(exec, tensors_.shared.head, row, count, out, are_dealt(count));
 }
 
 const TargetRegistration registration(

@@ -55,7 +55,8 @@ class TargetModel {
                        const std::vector<int>& capture_layers, void* captured) = 0;
 
   /// Logits of rows `row[0 .. count)` of the last forward pass: out [count, vocab_size] fp32. `row`
-  /// lies on the device; what stands at a row of -1 is left undefined.
+  /// lies on the device; what stands at a row of -1 is left undefined. Where ranks have devices of
+  /// their own, many rows (are_dealt) are dealt: a rank has those that its SumExchange says.
   virtual void logits(const ExecContext& exec, const int32_t* row, int count, float* out) = 0;
 };
 

@@ -247,8 +247,28 @@ TEST(exchanges_that_cannot_be_are_refused) {
   CHECK(ranks.are_empty());
 }
 
-// Every rank ends with the columns of all, round after round, and nothing else is touched.
-TEST(columns_are_shared) {
+TEST(every_row_is_dealt_to_one_rank) {
+  for (const int num_ranks : {1, 2, 4, 8}) {
+    for (const int num_rows : {1, 5, 16, 17, 64, 255}) {
+      int next = 0;
+      for (int rank = 0; rank < num_ranks; ++rank) {
+        const RowRange own = dealt_rows(num_ranks, rank, num_rows);
+        CHECK_EQ(own.first, next);
+        next += own.count;
+        for (int row = own.first; row < next; ++row) {
+          CHECK_EQ(rank_of_dealt(num_ranks, row, num_rows), rank);
+        }
+        CHECK_LE(are_dealt(num_rows) ? own.count : num_rows, most_own_rows(num_ranks, num_rows));
+        CHECK_LE(own.count, most_own_rows(num_ranks, 255));
+      }
+      CHECK_EQ(next, num_rows);
+    }
+  }
+}
+
+// Every rank ends with the columns of all, or of the rows that it is dealt, round after round, and
+// nothing else is touched.
+void check_columns_are_shared(bool deals_rows) {
   for (const int num_ranks : {1, 2, 4, 8}) {
     for (const int num_rows : {1, 7, 64}) {
       const size_t width = 4096 + 36, rows = static_cast<size_t>(num_rows);
@@ -256,6 +276,7 @@ TEST(columns_are_shared) {
       const std::vector<device::Stream> streams(static_cast<size_t>(num_ranks));
       std::vector<std::unique_ptr<DeviceBuffer>> buffers;
       ShareColumnsParams params = {.num_rows = num_rows,
+                                   .deals_rows = deals_rows,
                                    .row_bytes = static_cast<int64_t>(width * sizeof(float))};
       for (int rank = 0; rank < num_ranks; ++rank) {
         buffers.push_back(std::make_unique<DeviceBuffer>(rows * width * sizeof(float)));
@@ -264,6 +285,7 @@ TEST(columns_are_shared) {
       for (uint64_t round = 0; round < 3; ++round) {
         const std::vector<float> expected = Rng(round + 1).normals(rows * width);
         std::vector<ShareColumnsParams> of_ranks;
+        std::vector<std::vector<float>> ends;
         for (int rank = 0; rank < num_ranks; ++rank) {
           const size_t first =
               width / 4 * static_cast<size_t>(rank) / static_cast<size_t>(num_ranks) * 4;
@@ -274,6 +296,12 @@ TEST(columns_are_shared) {
             for (size_t i = first; i < last; ++i) own[row * width + i] = expected[row * width + i];
           }
           buffers[static_cast<size_t>(rank)]->upload(own);
+          const RowRange dealt =
+              deals_rows ? dealt_rows(num_ranks, rank, num_rows) : RowRange{0, num_rows};
+          const auto begin = static_cast<ptrdiff_t>(static_cast<size_t>(dealt.first) * width);
+          const auto count = static_cast<ptrdiff_t>(static_cast<size_t>(dealt.count) * width);
+          std::copy_n(expected.begin() + begin, count, own.begin() + begin);
+          ends.push_back(own);
           params.exchange = &ranks[rank];
           params.first_byte = static_cast<int64_t>(first * sizeof(float));
           params.num_bytes = static_cast<int64_t>((last - first) * sizeof(float));
@@ -283,15 +311,18 @@ TEST(columns_are_shared) {
         for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
           CHECK_CUDA(share_columns_cuda(of_ranks[rank], streams[rank].handle()));
         }
-        for (const std::unique_ptr<DeviceBuffer>& buffer : buffers) {
-          CHECK(buffer->download<float>() == expected);
-          CHECK(buffer->guard_is_whole());
+        for (size_t rank = 0; rank < ends.size(); ++rank) {
+          CHECK(buffers[rank]->download<float>() == ends[rank]);
+          CHECK(buffers[rank]->guard_is_whole());
         }
         for (int rank = 0; rank < num_ranks; ++rank) CHECK_EQ(ranks.fault(rank), 0u);
       }
     }
   }
 }
+
+TEST(columns_are_shared) { check_columns_are_shared(/*deals_rows=*/false); }
+TEST(columns_of_dealt_rows_go_to_their_ranks) { check_columns_are_shared(/*deals_rows=*/true); }
 
 TEST(columns_are_not_awaited_forever) {
   const Ranks ranks(2, {.slot = 4}, 50'000'000);
