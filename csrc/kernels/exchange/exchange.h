@@ -215,11 +215,12 @@ constexpr bool are_dealt(int num_rows) { return num_rows >= kMinDealtRows; }
 struct RowRange {
   int first = 0, count = 0;
 };
-/// The rows that a rank is dealt, and whose a row is.
+/// The rows that a rank is dealt.
 OPENSPEC_HD constexpr RowRange dealt_rows(int num_ranks, int rank, int num_rows) {
   const int first = num_rows * rank / num_ranks;
   return {first, num_rows * (rank + 1) / num_ranks - first};
 }
+/// Which rank is dealt a row.
 OPENSPEC_HD constexpr int rank_of_dealt(int num_ranks, int row, int num_rows) {
   return (num_ranks * (row + 1) - 1) / num_rows;
 }
@@ -245,8 +246,8 @@ struct ShareColumnsParams {
 int share_columns_cuda(const ShareColumnsParams& params, void* stream);
 
 /// Gives every rank the rows that the others are dealt, of buffers that each rank has in the same
-/// shape. All ranks run it after a share_columns_cuda that dealt rows, with no wait between: other
-/// ranks' rows of the buffers are written when their ranks have come to that op.
+/// shape. All ranks run it after share_columns_cuda has dealt rows. It asks nobody whether he is
+/// ready: whoever had come to that op is done with what the buffers held before.
 struct ShareRowsParams {
   static constexpr int kMaxBuffers = 4;
   struct Rows {

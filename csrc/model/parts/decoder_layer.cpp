@@ -197,9 +197,9 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
   for (const Part& inputs :
        {Part(g.attention_inputs()), Part(g.hidden_size), part.q_heads.of_size(g.head_dim),
         part.intermediate, Part(limits.max_inputs)}) {
-    linear_bytes =
-        std::max(linear_bytes, linear_workspace_bytes_cpu(most_rows, inputs.count, dtype,
-                                                          linear_layout_cpu(inputs.whole)));
+    linear_bytes = std::max(
+        linear_bytes,
+        linear_workspace_bytes_cpu(most_rows, inputs.count, linear_layout_cpu(inputs.whole)));
   }
   at.linear = areas.take(1, linear_bytes);
   at.attention = areas.take(

@@ -129,7 +129,7 @@ Ids random_tokens(Rng& rng, int count) {
 std::vector<Outputs> choose_on_ranks(const Batch& batch, int num_ranks) {
   const auto n = static_cast<int>(batch.num_samples());
   const size_t width = static_cast<size_t>(batch.vocab_size);
-  const Ranks ranks(num_ranks, 4);
+  const Ranks ranks(num_ranks, {.slot = 4});
   const std::vector<device::Stream> streams(static_cast<size_t>(num_ranks));
   std::vector<std::unique_ptr<DeviceCall>> calls;
   std::vector<ChooseParams> chosen;
