@@ -44,7 +44,7 @@ __host__ __device__ constexpr int max_groups(WeightForm form, int tile_rows) {
 __host__ __device__ constexpr int min_stages(WeightForm form) { return is_e4m3(form) ? 3 : 2; }
 /// Whether the chains' sums so far are in shared memory, for want of registers.
 __host__ __device__ constexpr bool stores_chains(WeightForm form, int tile_rows) {
-  return has_blocks(form) && tile_rows >= 64;
+  return has_blocks(form) && tile_rows == 64;
 }
 
 /// Tiles of many rows need more registers than an even share: the copying warps get a group of
@@ -56,8 +56,8 @@ struct Threads {
   static constexpr int kMostGroups = max_groups(kForm, kRows);
   static constexpr int kMost = kMostGroups * kGroupThreads + kCopying;
   // Where registers move; every thread begins with an even share.
-  static constexpr int kCopyingRegisters = kMostGroups == 2 ? 40 : 32;
-  static constexpr int kMultiplyingRegisters = kMostGroups == 2 ? 232 : 160;
+  static constexpr int kCopyingRegisters = kMostGroups == 2 ? 24 : 32;
+  static constexpr int kMultiplyingRegisters = kMostGroups == 2 ? 240 : 160;
 };
 
 /// The weights as boxes of as many units as a block's tiles have.
@@ -89,6 +89,9 @@ struct Job {
   int num_row_tiles;
   int band;  // row tiles that run together, so that they find each other's weights in the cache
   int num_tiles;
+  // Of a cluster in bands: its blocks share the rows that they load, each with its own units, and
+  // not the weights, each with its own rows.
+  bool shares_rows;
 };
 
 /// A job whose sums go to the inboxes of ranks. `out` is then slot 0 of the own inbox.
@@ -145,7 +148,7 @@ class TileCursor {
       find_tile();
     }
   }
-  __device__ __forceinline__ bool at_end() const { return tile.num_units <= 0; }
+  __device__ __forceinline__ bool at_end() const { return tile.box_units <= 0; }
   __device__ __forceinline__ void advance() {
     if (job_.num_runs > 0) {
       tile.first_unit += tile.num_units;
@@ -164,7 +167,7 @@ class TileCursor {
     tile.last_split = job_.is_split ? tile.first_split + 1 : job_.splits.end;
   }
   __device__ __forceinline__ void find_tile() {
-    tile.num_units = 0;
+    tile.box_units = 0;
     if (index_ >= job_.num_tiles) return;
     const int num_splits = job_.is_split ? job_.splits.size() : 1;
     const int band_tiles = job_.band * job_.num_unit_tiles * num_splits;
@@ -173,10 +176,13 @@ class TileCursor {
     const int width = min(job_.band, job_.num_row_tiles - first_of_band);
     const int row_tile = first_of_band + in_band % width;
     const int unit_tile = in_band / width % job_.num_unit_tiles;
-    tile.first_unit = unit_tile * job_.tile_units;
-    tile.num_units = min(job_.tile_units, job_.num_units - tile.first_unit);
+    const bool shares_rows = kCluster > 1 && job_.shares_rows;
+    const int block_unit_tile = shares_rows ? unit_tile * kCluster + rank_ : unit_tile;
+    const int block_row_tile = shares_rows ? row_tile : row_tile * kCluster + rank_;
+    tile.first_unit = block_unit_tile * job_.tile_units;
+    tile.num_units = min(job_.tile_units, job_.num_units - tile.first_unit);  // maybe none
     tile.box_units = job_.tile_units;
-    tile.first_row = (row_tile * kCluster + rank_) * kRows;
+    tile.first_row = block_row_tile * kRows;
     find_splits(in_band / width / job_.num_unit_tiles);
   }
 
