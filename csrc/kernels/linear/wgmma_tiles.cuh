@@ -148,7 +148,7 @@ class TileCursor {
       find_tile();
     }
   }
-  __device__ __forceinline__ bool at_end() const { return tile.box_units <= 0; }
+  __device__ __forceinline__ bool at_end() const { return kCluster == 1 ? tile.num_units <= 0 : tile.box_units <= 0; }
   __device__ __forceinline__ void advance() {
     if (job_.num_runs > 0) {
       tile.first_unit += tile.num_units;
@@ -167,7 +167,7 @@ class TileCursor {
     tile.last_split = job_.is_split ? tile.first_split + 1 : job_.splits.end;
   }
   __device__ __forceinline__ void find_tile() {
-    tile.box_units = 0;
+    tile.num_units = tile.box_units = 0;
     if (index_ >= job_.num_tiles) return;
     const int num_splits = job_.is_split ? job_.splits.size() : 1;
     const int band_tiles = job_.band * job_.num_unit_tiles * num_splits;
