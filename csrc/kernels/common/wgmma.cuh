@@ -136,15 +136,6 @@ __device__ __forceinline__ void copy_box_to_all(uint32_t to, const CUtensorMap& 
       : "memory");
 }
 
-__device__ __forceinline__ void copy_box_to_all(uint32_t to, const CUtensorMap& map, int x, int y,
-                                                uint32_t barrier, uint32_t ranks) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-      "l"(&map), "r"(x), "r"(y), "r"(barrier), "h"(static_cast<uint16_t>(ranks))
-      : "memory");
-}
-
 // --- Products ----------------------------------------------------------------------------
 
 /// Keeps the compiler from moving uses of accumulators across the place; no instruction.

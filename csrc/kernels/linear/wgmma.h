@@ -15,7 +15,6 @@ struct WgmmaPlan {
   // round.
   int num_runs = 0;
   int shared_kib = 226;  // shared memory of a block; the ring of stages takes what it can
-  bool shares_rows = false;
 };
 
 /// The plan that linear_wgmma takes by itself: for up to 256 rows runs of one tile of rows that

@@ -70,22 +70,21 @@ __device__ __forceinline__ void copy_weights(const WeightMaps& maps, const Job& 
     if (units != job.tile_units) map = units == job.last_units ? &maps.last : &maps.shorter;
     int bytes = units * kUnitBytes;
     int unit = at.tile().first_unit, octet = at.step * 2, word = 0;
-    const bool shares_rows = kCluster > 1 && job.shares_rows;
     if constexpr (is_e4m3(kForm)) {
-      const int box_units = shares_rows ? units : (units + kCluster - 1) / kCluster;
+      const int box_units = (units + kCluster - 1) / kCluster;
       const int skipped = rank * (units - box_units);
-      if (!shares_rows) bytes = kCluster * box_units * kUnitBytes;
+      bytes = kCluster * box_units * kUnitBytes;
       to += skipped * kUnitBytes;
       unit += skipped;
       word = at.step * (step_bytes(kForm) / 4);
       octet = 0;
-    } else if (!shares_rows) {
+    } else {
       to += rank * (bytes / kCluster);
       octet += rank * (kStageOctets / kCluster);
     }
     // The rows' bytes too; they may have come before this.
     wgmma::expect_bytes(barrier, bytes + kRows * kRowBytes);
-    if (kCluster == 1 || shares_rows) {
+    if constexpr (kCluster == 1) {
       wgmma::copy_box(to, *map, word, unit, octet, barrier, policy);
     } else {
       wgmma::copy_box_to_all(to, *map, word, unit, octet, barrier, (1 << kCluster) - 1, policy);
@@ -100,16 +99,8 @@ __device__ __forceinline__ void copy_rows(const CUtensorMap& rows, const Job& jo
   const uint32_t first = ring.stages + job.tile_units * unit_bytes(kForm);
   wait_for_previous_kernel();
   fill_ring<kRows, kCluster>(job, ring, rank, [&](const Cursor& at, int stage) {
-    const uint32_t to = first + stage * ring.stage_bytes;
-    const uint32_t barrier = ring.full + stage * 8;
-    const int input = at.step * kLinearStep;
-    if (kCluster > 1 && job.shares_rows) {
-      constexpr int kPart = kRows / kCluster;
-      wgmma::copy_box_to_all(to + rank * kPart * kRowBytes, rows, input,
-                             at.tile().first_row + rank * kPart, barrier, (1 << kCluster) - 1);
-    } else {
-      wgmma::copy_box(to, rows, input, at.tile().first_row, barrier);
-    }
+    wgmma::copy_box(first + stage * ring.stage_bytes, rows, at.step * kLinearStep,
+                    at.tile().first_row, ring.full + stage * 8);
   });
 }
 

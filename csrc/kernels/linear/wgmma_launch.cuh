@@ -59,7 +59,7 @@ inline bool map_rows(const LinearParams& params, const WgmmaPlan& plan, CUtensor
   const cuuint64_t num_inputs = params.weight.num_inputs;
   const cuuint64_t sizes[] = {num_inputs, static_cast<cuuint64_t>(params.num_rows)};
   const cuuint64_t strides[] = {num_inputs * 2};
-  const cuuint32_t box[] = {kStageInputs, static_cast<cuuint32_t>(plan.tile_rows / (plan.shares_rows ? plan.cluster : 1))};
+  const cuuint32_t box[] = {kStageInputs, static_cast<cuuint32_t>(plan.tile_rows)};
   const cuuint32_t every[] = {1, 1};
   return encode_tiled()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(params.x),
                         sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -89,10 +89,7 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, JobType job,
   }
 
   const int num_splits = num_splits_apart(params);
-  const int sharing = plan.shares_rows ? 1 : kCluster;  // blocks with the same weights
-  job.shares_rows = plan.shares_rows;
-  if (plan.shares_rows && (kCluster == 1 || plan.num_runs > 0)) return cudaErrorInvalidValue;
-  job.num_row_tiles = ceil_div(params.num_rows, kRows * sharing);
+  job.num_row_tiles = ceil_div(params.num_rows, kRows * kCluster);
   int num_clusters = num_sms() / kCluster;
   int shorter_units = plan.tile_units;
   if (plan.num_runs > 0) {
@@ -102,16 +99,16 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, JobType job,
     num_clusters = job.num_runs * job.num_row_tiles * num_splits;
   } else {
     job.last_units = plan.tile_units;
-    job.num_unit_tiles = ceil_div(job.num_units, plan.tile_units * (kCluster / sharing));
-    job.band = std::max(1, kBandRows / (kRows * sharing));
+    job.num_unit_tiles = ceil_div(job.num_units, plan.tile_units);
+    job.band = std::max(1, kBandRows / (kRows * kCluster));
     job.num_tiles = job.num_unit_tiles * job.num_row_tiles * num_splits;
     num_clusters = std::min(num_clusters, job.num_tiles);
   }
   WeightMaps weights;
   CUtensorMap rows;
-  if (!map_weights(params.weight, plan.tile_units, sharing, &weights.whole) ||
-      !map_weights(params.weight, job.last_units, sharing, &weights.last) ||
-      !map_weights(params.weight, shorter_units, sharing, &weights.shorter) ||
+  if (!map_weights(params.weight, plan.tile_units, kCluster, &weights.whole) ||
+      !map_weights(params.weight, job.last_units, kCluster, &weights.last) ||
+      !map_weights(params.weight, shorter_units, kCluster, &weights.shorter) ||
       !map_rows(params, plan, &rows)) {
     return cudaErrorInvalidValue;
   }

@@ -34,16 +34,25 @@ __host__ __device__ constexpr int unit_bytes(WeightForm form) {
   return kStageSteps * step_bytes(form);
 }
 
-/// Warpgroups of a block that multiply. There are fewer where they need more registers: of e4m3 for
-/// weights, with blocks of scales for the sums of segments too.
+#ifdef LAB_STORES
 __host__ __device__ constexpr int max_groups(WeightForm form, int tile_rows) {
-  return is_e4m3(form) && tile_rows > (has_blocks(form) ? 64 : 96) ? 2 : 3;
+  return 3;
 }
+#else
+/// Warpgroups of a block that multiply. There are fewer where they need more registers: with blocks
+/// of scales for the sums of segments.
+__host__ __device__ constexpr int max_groups(WeightForm form, int tile_rows) {
+  return has_blocks(form) && tile_rows > 64 ? 2 : 3;
+}
+#endif
 /// Of a ring: a stage is given back while the next one is read, of e4m3 while the codes of the one
 /// after that are.
 __host__ __device__ constexpr int min_stages(WeightForm form) { return is_e4m3(form) ? 3 : 2; }
 /// Whether the chains' sums so far are in shared memory, for want of registers.
 __host__ __device__ constexpr bool stores_chains(WeightForm form, int tile_rows) {
+#ifdef LAB_STORES
+  return has_blocks(form) && tile_rows >= 64;
+#endif
   return has_blocks(form) && tile_rows == 64;
 }
 
@@ -89,9 +98,6 @@ struct Job {
   int num_row_tiles;
   int band;  // row tiles that run together, so that they find each other's weights in the cache
   int num_tiles;
-  // Of a cluster in bands: its blocks share the rows that they load, each with its own units, and
-  // not the weights, each with its own rows.
-  bool shares_rows;
 };
 
 /// A job whose sums go to the inboxes of ranks. `out` is then slot 0 of the own inbox.
@@ -148,7 +154,7 @@ class TileCursor {
       find_tile();
     }
   }
-  __device__ __forceinline__ bool at_end() const { return kCluster == 1 ? tile.num_units <= 0 : tile.box_units <= 0; }
+  __device__ __forceinline__ bool at_end() const { return tile.num_units <= 0; }
   __device__ __forceinline__ void advance() {
     if (job_.num_runs > 0) {
       tile.first_unit += tile.num_units;
@@ -167,7 +173,7 @@ class TileCursor {
     tile.last_split = job_.is_split ? tile.first_split + 1 : job_.splits.end;
   }
   __device__ __forceinline__ void find_tile() {
-    tile.num_units = tile.box_units = 0;
+    tile.num_units = 0;
     if (index_ >= job_.num_tiles) return;
     const int num_splits = job_.is_split ? job_.splits.size() : 1;
     const int band_tiles = job_.band * job_.num_unit_tiles * num_splits;
@@ -176,13 +182,10 @@ class TileCursor {
     const int width = min(job_.band, job_.num_row_tiles - first_of_band);
     const int row_tile = first_of_band + in_band % width;
     const int unit_tile = in_band / width % job_.num_unit_tiles;
-    const bool shares_rows = kCluster > 1 && job_.shares_rows;
-    const int block_unit_tile = shares_rows ? unit_tile * kCluster + rank_ : unit_tile;
-    const int block_row_tile = shares_rows ? row_tile : row_tile * kCluster + rank_;
-    tile.first_unit = block_unit_tile * job_.tile_units;
-    tile.num_units = min(job_.tile_units, job_.num_units - tile.first_unit);  // maybe none
+    tile.first_unit = unit_tile * job_.tile_units;
+    tile.num_units = min(job_.tile_units, job_.num_units - tile.first_unit);
     tile.box_units = job_.tile_units;
-    tile.first_row = block_row_tile * kRows;
+    tile.first_row = (row_tile * kCluster + rank_) * kRows;
     find_splits(in_band / width / job_.num_unit_tiles);
   }
 
