@@ -34,25 +34,16 @@ __host__ __device__ constexpr int unit_bytes(WeightForm form) {
   return kStageSteps * step_bytes(form);
 }
 
-#ifdef LAB_STORES
+/// Warpgroups of a block that multiply. There are fewer where they need more registers: of e4m3 for
+/// weights, with blocks of scales for the sums of segments too.
 __host__ __device__ constexpr int max_groups(WeightForm form, int tile_rows) {
-  return 3;
+  return is_e4m3(form) && tile_rows > (has_blocks(form) ? 64 : 96) ? 2 : 3;
 }
-#else
-/// Warpgroups of a block that multiply. There are fewer where they need more registers: with blocks
-/// of scales for the sums of segments.
-__host__ __device__ constexpr int max_groups(WeightForm form, int tile_rows) {
-  return has_blocks(form) && tile_rows > 64 ? 2 : 3;
-}
-#endif
 /// Of a ring: a stage is given back while the next one is read, of e4m3 while the codes of the one
 /// after that are.
 __host__ __device__ constexpr int min_stages(WeightForm form) { return is_e4m3(form) ? 3 : 2; }
 /// Whether the chains' sums so far are in shared memory, for want of registers.
 __host__ __device__ constexpr bool stores_chains(WeightForm form, int tile_rows) {
-#ifdef LAB_STORES
-  return has_blocks(form) && tile_rows >= 64;
-#endif
   return has_blocks(form) && tile_rows == 64;
 }
 

@@ -13,9 +13,9 @@
 namespace openspec::cuda {
 
 /// As ChainReader, with weights in registers: each lane reads the codes of its outputs, 8 bytes a
-/// step, and widens them to the first operand. A warp cannot go on before its product has begun to
-/// read registers, that is, until the one before is done: so every step is a product of its own,
-/// and while it runs the next one's weights are widened, into the other of two sets of registers.
+/// step, and widens them to the first operand. Every step is a product of its own, and while it
+/// runs the next one's weights are widened, into the other of two sets of registers: a warp that
+/// starts several products at once waits for all but the last of them before it goes on.
 template <int kRows, int kCluster>
 class WideningReader : public StageReader<kCluster> {
  public:
@@ -40,7 +40,8 @@ class WideningReader : public StageReader<kCluster> {
     step_ = 0;
   }
 
-  /// sums = the chain of the next `num_steps` steps, or a part of one.
+  /// sums = the chain of the next `num_steps` steps, or a part of one. Whole stages are
+  /// straight-line code.
   __device__ __forceinline__ void multiply(float (&sums)[kRows / 2], int num_steps) {
     int keep = 0;
     wgmma::pin(sums);
@@ -62,7 +63,6 @@ class WideningReader : public StageReader<kCluster> {
         } else {
           multiply_step<3>(sums, keep);
         }
-        step_ = (step_ + 1) % kStageSteps;
         --num_steps;
       }
       keep = 1;
@@ -79,19 +79,20 @@ class WideningReader : public StageReader<kCluster> {
   using Place::leave_stage, Place::release, Place::wait_for_stage;
   static constexpr int kUnitBytes = unit_bytes(WeightForm::kOutputScales);
   static constexpr int kStepBytes = kUnitBytes / kStageSteps;
-  static constexpr int kReadingStep = 1;  // of a stage, in which the next one's codes are read
+  static constexpr int kReadingStep = 1;  // of a stage, behind which the next one's codes are read
 
   /// Waits for the next stage and starts to read its codes.
   __device__ __forceinline__ void read_stage() {
     wait_for_stage();
     const uint32_t at = ring_.stages + stage_ * ring_.stage_bytes;
 #pragma unroll
-    for (int i = 0; i < kStageSteps; ++i) codes_[i] = load_codes(at + own_weights_ + i * kStepBytes);
+    for (int i = 0; i < kStageSteps; ++i)
+      codes_[i] = load_codes(at + own_weights_ + i * kStepBytes);
     const uint32_t rows = wgmma::describe_place(at + max_weight_bytes_, 16);
     next_rows_ = __shfl_sync(0xffffffffu, rows, 0);  // in a uniform register
   }
 
-  /// Starts the product of step kStep of the stage and widens what a later one needs.
+  /// Starts the product of step kStep of the stage and widens the weights of the next.
   template <int kStep>
   __device__ __forceinline__ void multiply_step(float (&sums)[kRows / 2], int keep) {
     constexpr uint64_t kRowForm = wgmma::describe_form(8 * kRowBytes, true);
@@ -106,30 +107,28 @@ class WideningReader : public StageReader<kCluster> {
     wgmma::pin(weights_[kNext % 2]);
     widen(kNext == kStageSteps - 1 ? last_codes_ : codes_[kNext], weights_[kNext % 2]);
     if constexpr (kStep == kReadingStep) {
-      const int step = step_;
       release(leave_stage());  // the products of the one before are done
-      step_ = step;
       last_codes_ = codes_[kStageSteps - 1];
       if (stages_left_ > 0) read_stage();
       --stages_left_;
     }
     if constexpr (kStep == kStageSteps - 1) rows_ = next_rows_;
+    step_ = (kStep + 1) % kStageSteps;
   }
 
   uint32_t max_weight_bytes_;
-  uint32_t own_weights_;   // bytes in a stage before those of the warp's unit and lane
-  int stages_left_ = 0;    // of the tile, behind the one that was read last
+  uint32_t own_weights_;  // bytes in a stage before those of the warp's unit and lane
+  int stages_left_ = 0;   // of the tile, behind the one that was read last
   uint2 codes_[kStageSteps];
-  uint2 last_codes_;  // of the stage that is being multiplied, while codes_ has the next one's
+  uint2 last_codes_;   // of the stage's last step, while codes_ has the next stage's
   uint32_t rows_ = 0;  // lower half of the descriptor of the stage's rows
   uint32_t next_rows_ = 0;
   uint32_t weights_[2][4];
 };
 
 template <WeightForm kForm, int kRows, int kCluster>
-using TileReader =
-    std::conditional_t<is_e4m3(kForm), WideningReader<kRows, kCluster>,
-                       ChainReader<kRows, kCluster>>;
+using TileReader = std::conditional_t<is_e4m3(kForm), WideningReader<kRows, kCluster>,
+                                      ChainReader<kRows, kCluster>>;
 
 }  // namespace openspec::cuda
 #endif  // OPENSPEC_HAS_WGMMA
