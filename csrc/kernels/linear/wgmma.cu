@@ -9,43 +9,28 @@
 namespace openspec::cuda {
 namespace {
 
-constexpr int kMinStages = 3;  // of tiles of many rows
-constexpr int kMinRows = 9;    // below, streaming through mma.sync is as fast
-
-/// Of what the matrix units could do, roughly: widening and the ends of segments take their part,
-/// of tiles with fewer rows a larger one.
-double product_rate(WeightForm form, int tile_rows) {
-  switch (form) {
-    case WeightForm::kPlain:
-      return 0.75;
-    case WeightForm::kOutputScales:
-      return tile_rows == 128 ? 0.70 : 0.62;
-    default:
-      return tile_rows == 128 ? 0.54 : 0.51;
-  }
-}
+constexpr int kMinRows = 9;  // below, streaming through mma.sync is as fast
 
 /// Nanoseconds that a plan takes, roughly: what the busiest block computes and takes in, what all
 /// blocks take in. Memory is left out, for it is the same for all plans.
 double estimate(const WgmmaPlan& plan, const LinearParams& params) {
   constexpr double kNsPerCycle = 1 / 1.6;
-  constexpr double kProductsPerCycle = 2048;  // multiplications and additions of an SM
-  constexpr double kBytesPerNs = 65;          // into an SM
-  constexpr double kAllBytesPerNs = 6000;     // out of the second-level cache
-  constexpr double kTileNs = 700;             // to write a tile
+  constexpr double kProductsPerCycle = 2048 * 0.75;  // multiplications and additions of an SM
+  constexpr double kBytesPerNs = 65;                 // into an SM
+  constexpr double kAllBytesPerNs = 6000;            // out of the second-level cache
+  constexpr double kTileNs = 700;                    // to write a tile
   const PackedLinear& weight = params.weight;
   const int num_units = weight.num_outputs / kLinearUnit;
   const int num_splits = num_splits_apart(params);
   const int num_row_tiles = ceil_div(params.num_rows, plan.tile_rows * plan.cluster);
   const double num_inputs = static_cast<double>(weight.num_inputs) / num_splits;
-  const double rate = product_rate(form_of(weight), plan.tile_rows);
   const double row_bytes = 2.0 * num_inputs * plan.tile_rows;
   const double unit_bytes =
       num_inputs * static_cast<double>(format_bytes(weight.format, kLinearUnit, 1));
   const auto tile_ns = [&](int units) {
     const double products = num_inputs * ceil_div(units, kGroupUnits) * 64.0 * plan.tile_rows;
     const double intake = (units * unit_bytes + row_bytes) / kBytesPerNs;
-    return std::max(products / rate / kProductsPerCycle * kNsPerCycle, intake) + kTileNs;
+    return std::max(products / kProductsPerCycle * kNsPerCycle, intake) + kTileNs;
   };
 
   double block_ns = 0;
@@ -90,7 +75,7 @@ WgmmaPlan many_rows_plan(const LinearParams& params) {
       for (int tile_units = 1; tile_units <= max_units(params, tile_rows); ++tile_units) {
         for (const int runs : {0, num_runs}) {
           const WgmmaPlan plan = {tile_rows, tile_units, cluster, runs};
-          if (num_stages(plan, params) < kMinStages) continue;
+          if (!has_stages(plan, params)) continue;
           const double time = estimate(plan, params);
           if (best.tile_rows == 0 || time < best_time) {
             best = plan;
