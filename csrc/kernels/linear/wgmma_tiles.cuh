@@ -36,8 +36,8 @@ __host__ __device__ constexpr int unit_bytes(WeightForm form) {
   return kStageSteps * step_bytes(form);
 }
 
-/// Of a ring: a stage is given back while the next one is read, of e4m3 while the codes of the one
-/// after that are.
+/// Of a ring: a stage is given back while the next one is read. Of e4m3 codes of another are read
+/// then, which should be there already.
 __host__ __device__ constexpr int min_stages(WeightForm form) { return is_e4m3(form) ? 3 : 2; }
 /// Whether the chains' sums so far are in shared memory, for want of registers.
 __host__ __device__ constexpr bool stores_chains(WeightForm form, int tile_rows) {
