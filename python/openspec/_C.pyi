@@ -45,6 +45,7 @@ class MemoryPlan:
     draft_fixed_bytes: int
     state_bytes: int
     page_bytes: int
+    num_base_pages: int
 
 def memory_plan(config: RunnerConfig) -> MemoryPlan: ...
 def drafter_names() -> list[str]:
@@ -253,6 +254,9 @@ class Runner:
     @property
     def num_free_pages(self) -> int:
         """Free or evictable."""
+    @property
+    def num_base_pages(self) -> int:
+        """Pages that a sequence's running state takes besides those of its tokens."""
     @property
     def num_free_slots(self) -> int: ...
     def num_pages_needed(self, slot: int, num_rows: int) -> int:

@@ -184,6 +184,7 @@ class FakeRunner:
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_draft_tokens = self.num_rows_ahead = max_draft_tokens
+        self.num_base_pages = 0
         self.enable_prefix_caching = enable_prefix_caching
         self.num_steps_ahead = num_steps_ahead
         self.stats = FakeStats()

@@ -340,6 +340,23 @@ void DecoderPass::norm(void* residual, const float* weight, void* out, int64_t o
   starts_ = false;
 }
 
+void DecoderPass::norm_after(int layer, const Captures& captures, void* residual,
+                             const float* weight, void* out) {
+  const std::vector<int>& layers = captures.layers;
+  const auto found = std::find(layers.begin(), layers.end(), layer);
+  const bool is_captured = found != layers.end();
+  norm(residual, weight, out, /*out_stride=*/0, /*is_read=*/is_captured);
+  if (!is_captured) return;
+  const size_t row_bytes =
+      static_cast<size_t>(scratch_.geometry_.hidden_size) * dtype_bytes(scratch_.dtype_);
+  const auto place = static_cast<size_t>(found - layers.begin());
+  ops::gather_rows(exec_, {.in = residual,
+                           .out = static_cast<std::byte*>(captures.rows) + row_bytes * place,
+                           .num_rows = attention_.rows.num_rows,
+                           .width_bytes = static_cast<int64_t>(row_bytes),
+                           .out_stride = static_cast<int64_t>(row_bytes * layers.size())});
+}
+
 void DecoderPass::norm_of_sums(const RmsNormParams& norm, bool is_read) {
   const PackedLinear& weight = *due_.weight;
   const auto bytes = static_cast<int64_t>(dtype_bytes(norm.dtype));

@@ -17,10 +17,34 @@ std::vector<PageHash> PrefixCache::find(PageHash hash, std::span<const int32_t> 
     if (!pool_.has(hash)) break;
     hashes.push_back(hash);
   }
-  while (records_.exist() && !hashes.empty() && !records_.has_snapshot(hashes.back())) {
-    hashes.pop_back();
-  }
+  while (records_.exist() && !hashes.empty() && !has_snapshot(hashes.back())) hashes.pop_back();
   return hashes;
+}
+
+bool PrefixCache::has_snapshot(const PageHash& prefix) const {
+  if (!records_.has_snapshot(prefix)) return false;
+  const BaseName& base = records_.base_of(prefix);
+  for (int i = 0; base.num_folded > 0 && i < bases_.num_pages(); ++i) {
+    if (!pool_.has(base_page(base, i))) return false;
+  }
+  return true;
+}
+
+void PrefixCache::make_snapshot(int slot, const PageHash& prefix, int length, int end) {
+  if (!bases_.serves(slot, length - limits_.num_rows_behind, length) || has_snapshot(prefix)) {
+    return;
+  }
+  records_.forget(prefix);  // whose base has made room for others
+  if (!records_.publish(slot, prefix, length, end, length > table_.prompt_len(slot))) return;
+  const std::span<const PageId> pages = bases_.pages(slot);
+  if (pages.empty()) return;
+  BaseName base{.num_folded = bases_.num_folded(slot)};
+  if (!bases_.key(slot)) bases_.key(slot) = hasher_.extend(prefix, {&base.num_folded, 1});
+  base.key = *bases_.key(slot);
+  for (int i = 0; i < bases_.num_pages(); ++i) {
+    pool_.publish(pages[size_t(i)], base_page(base, i), /*is_silent=*/true);
+  }
+  records_.base_of(prefix) = base;
 }
 
 void PrefixCache::attach(int slot) {
@@ -30,7 +54,16 @@ void PrefixCache::attach(int slot) {
                  [&](const PageHash& hash) { return pool_.find(hash); });
   const int num_pages = static_cast<int>(hashes.size());
   const int num_cached = num_pages * limits_.page_size;
-  if (records_.exist() && num_cached > 0) records_.attach(slot, hashes.back(), num_cached);
+  if (records_.exist() && num_cached > 0) {
+    records_.attach(slot, hashes.back(), num_cached);
+    const BaseName& base = records_.base_of(hashes.back());
+    std::vector<PageId> base_pages;
+    for (int i = 0; base.num_folded > 0 && i < bases_.num_pages(); ++i) {
+      base_pages.push_back(pool_.find(base_page(base, i)));
+    }
+    bases_.set(slot, base_pages, base.num_folded);
+    if (base.num_folded > 0) bases_.key(slot) = base.key;
+  }
   table_.commit(slot, {}, num_computed(hashes.size()), num_pages);
   num_found_ += num_cached;
 }
@@ -52,7 +85,7 @@ void PrefixCache::publish(int slot, int num_ready, int end,
     }
     if (records_.exist()) {
       const int length = static_cast<int>((page + 1) * page_size);
-      records_.publish(slot, hashes.back(), length, end, length > table_.prompt_len(slot));
+      make_snapshot(slot, hashes.back(), length, end);
     }
   }
 } catch (const std::exception&) {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "kernels/delta_net/delta_net.h"
 
 namespace openspec {
 
@@ -24,6 +25,9 @@ RecordPlan::RecordPlan(const StateNeeds& needs, const SequenceLimits& limits) {
   // When a step is committed, the last full page's end is among the records still, whatever the
   // steps after it lay.
   ring_size = num_kept + limits.page_size + (2 * num_steps - 1) * (1 + limits.draft_room);
+  if (needs.has_base()) {  // blocks lie in one piece, see DeltaNetParams
+    ring_size = (std::max(ring_size, 4 * kDeltaBlock) + kDeltaBlock - 1) / kDeltaBlock * kDeltaBlock;
+  }
   num_snapshots = limits.enable_prefix_caching ? kSnapshotsPerSlot * num_slots : 0;
 }
 
@@ -53,6 +57,7 @@ int SlotRecords::take_place(uint64_t replaced) {
   auto place = std::find(last_use_.begin(), last_use_.end(), replaced);
   if (place == last_use_.end() && last_use_.size() < size_t(plan_.num_snapshots)) {
     prefix_of_.emplace_back();
+    base_of_.emplace_back();
     last_use_.emplace_back();
     return static_cast<int>(last_use_.size()) - 1;
   }
@@ -62,21 +67,32 @@ int SlotRecords::take_place(uint64_t replaced) {
   return static_cast<int>(index);
 }
 
-void SlotRecords::publish(int slot, const PageHash& prefix, int length, int end, bool is_answer) {
+void SlotRecords::forget(const PageHash& prefix) {
+  const auto found = snapshots_.find(prefix);
+  if (found == snapshots_.end()) return;
+  last_use_[size_t(found->second)] = 0;
+  prefix_of_[size_t(found->second)] = {};
+  snapshots_.erase(found);
+}
+
+bool SlotRecords::publish(int slot, const PageHash& prefix, int length, int end, bool is_answer) {
   Slot& own = slots_[size_t(slot)];
   const int first = std::max(0, length - plan_.num_kept);
   const bool is_there = first >= own.first_valid && first >= end - plan_.ring_size;
-  if (!is_there || plan_.num_snapshots == 0 || has_snapshot(prefix)) return;
+  if (!is_there || plan_.num_snapshots == 0 || has_snapshot(prefix)) return false;
   const int place = take_place(own.made[is_answer]);
   copy_kept(slot, length, snapshot(place), /*is_out=*/true);
   prefix_of_[size_t(place)] = prefix;
   last_use_[size_t(place)] = own.made[is_answer] = ++num_uses_;
+  base_of_[size_t(place)] = {};
   snapshots_.emplace(prefix, place);
+  return true;
 }
 
 void SlotRecords::reset_snapshots() {
   snapshots_.clear();
   prefix_of_.clear();
+  base_of_.clear();
   last_use_.clear();
 }
 

@@ -32,6 +32,12 @@ struct RecordPlan {
   }
 };
 
+/// A base of records (StateNeeds) that is kept in pages of the pool.
+struct BaseName {
+  int num_folded = 0;  // blocks; 0: there is none
+  PageHash key{};      // from which the names of its pages come
+};
+
 /// The running states of sequences: a ring of records for each slot, and snapshots of prefixes.
 ///
 /// To go back is a length as long as the ring still has the records before it. A step of a prompt's
@@ -62,12 +68,17 @@ class SlotRecords {
   }
 
   bool has_snapshot(const PageHash& prefix) const { return snapshots_.contains(prefix); }
+  /// The base that the records of a snapshot go on from, which must be there.
+  BaseName& base_of(const PageHash& prefix) { return base_of_[size_t(snapshots_.at(prefix))]; }
+  /// There is no such snapshot any more.
+  void forget(const PageHash& prefix);
   /// The slot goes on from the snapshot of a prefix of `length` tokens, which must be there.
   void attach(int slot, const PageHash& prefix, int length);
   /// Makes a snapshot of the slot's first `length` tokens, unless there is one or the ring, written
   /// up to `end` at most, may have lost a record of it. Of a prompt and of an answer the last one
   /// stays: it takes the place of the slot's one before it, unless somebody went on from that.
-  void publish(int slot, const PageHash& prefix, int length, int end, bool is_answer);
+  /// Whether one was made.
+  bool publish(int slot, const PageHash& prefix, int length, int end, bool is_answer);
   void reset_snapshots();
 
  private:
@@ -95,6 +106,7 @@ class SlotRecords {
   std::vector<Slot> slots_;
   std::unordered_map<PageHash, int, PageHashHasher> snapshots_;  // where they are
   std::vector<PageHash> prefix_of_;                              // by place taken
+  std::vector<BaseName> base_of_;                                // by place taken
   std::vector<uint64_t> last_use_;                               // by place taken
   uint64_t num_uses_ = 0;  // by which no two uses are the same
 };

@@ -26,7 +26,9 @@ struct StepContext {
   TargetModel& target;
   Drafter& drafter;
   std::span<const KvLayerView> kv_layers;  // the target's; on the host those of all ranks
-  RecordView records;                      // the target's
+  RecordView records;                      // the target's, as are
+  const SlotBases& bases;                  // the bases of its records,
+  DeltaStates base_memory;                 // and where they lie
   std::function<void(const char* stage)> enter;
   std::function<void(const std::exception&)> report_drafter_failure;
   ExchangeState* exchange = nullptr;  // of a rank on a device of its own
