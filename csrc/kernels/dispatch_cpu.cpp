@@ -12,6 +12,8 @@
 #include "kernels/attention/span_attention.h"
 #include "kernels/choose/choose.h"
 #include "kernels/choose/layout.h"
+#include "kernels/delta_net/delta_net.h"
+#include "kernels/delta_net/workspace_cpu.h"
 #include "kernels/drafts/block_conv.h"
 #include "kernels/drafts/draft_tree.h"
 #include "kernels/drafts/token_pairs.h"
@@ -197,6 +199,25 @@ void head_gate_cpu(const ExecContext& exec, const HeadGateParams& params) {
   OPENSPEC_CHECK(params.head_dim % 32 == 0, "head_dim ", params.head_dim,
                  " is not a multiple of 32");
   ops().head_gate(exec, params);
+}
+
+size_t delta_net_workspace_bytes_cpu(const DeltaShape& shape, int num_rows, int num_threads) {
+  constexpr size_t kAlignment = 64;
+  return kAlignment + gated_delta::row_floats(shape, num_rows) * sizeof(float) +
+         static_cast<size_t>(num_threads) * sizeof(gated_delta::HeadScratch);
+}
+
+void delta_net_cpu(const ExecContext& exec, const DeltaNetParams& params) {
+  const DeltaShape& shape = params.shape;
+  OPENSPEC_CHECK(
+      shape.num_k_heads > 0 && shape.num_v_heads > 0 && shape.num_v_heads % shape.num_k_heads == 0,
+      shape.num_v_heads, " value heads cannot share ", shape.num_k_heads, " key heads");
+  OPENSPEC_CHECK(params.records.ring_size % kDeltaBlock == 0 &&
+                     params.records.ring_size >= 3 * kDeltaBlock &&
+                     params.conv_rows.ring_size >= kDeltaTaps - 1,
+                 "rings of ", params.records.ring_size, " records and ", params.conv_rows.ring_size,
+                 " rows of the convolution are too short");
+  ops().delta_net(exec, params);
 }
 
 size_t choose_workspace_bytes_cpu(int num_threads, int vocab_size) {

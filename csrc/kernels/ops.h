@@ -5,6 +5,7 @@
 #include "kernels/attention/span_attention.h"
 #include "kernels/choose/choose.h"
 #include "kernels/common/device.h"
+#include "kernels/delta_net/delta_net.h"
 #include "kernels/drafts/block_conv.h"
 #include "kernels/drafts/draft_block.h"
 #include "kernels/drafts/draft_rows.h"
@@ -40,6 +41,7 @@ OPENSPEC_DEFINE_OP(rope_angles, RopeAnglesParams)
 OPENSPEC_DEFINE_OP(rope_append, RopeAppendParams)
 OPENSPEC_DEFINE_OP(append_context, AppendContextParams)
 OPENSPEC_DEFINE_OP(span_attention, SpanAttentionParams)
+OPENSPEC_DEFINE_OP(delta_net, DeltaNetParams)
 OPENSPEC_DEFINE_OP(gather_rows, GatherRowsParams)
 OPENSPEC_DEFINE_OP(choose, ChooseParams)
 OPENSPEC_DEFINE_OP(ngram_lookup, NgramLookupParams)

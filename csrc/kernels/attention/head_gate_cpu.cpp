@@ -6,15 +6,6 @@
 
 namespace openspec::OPENSPEC_ISA {
 
-namespace {
-
-OPENSPEC_INLINE Vf sigmoid(Vf x) {
-  const Vf e = exp_nonpositive(x < 0.0f ? x : -x);
-  return (x < 0.0f ? e : splat(1.0f)) / (e + 1.0f);
-}
-
-}  // namespace
-
 void head_gate(const ExecContext& exec, const HeadGateParams& params) {
   const int64_t dim = params.head_dim, width = params.num_heads * dim;
   for_each_row(exec, params.num_rows, 2 * width, [&](int64_t row) {

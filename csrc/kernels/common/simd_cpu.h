@@ -178,6 +178,14 @@ OPENSPEC_INLINE Vf exp_nonpositive(Vf x) {
   return x > -87.0f ? y : Vf{};  // also NaN gives 0
 }
 
+OPENSPEC_INLINE Vf sigmoid(Vf x) {
+  const Vf e = exp_nonpositive(x < 0.0f ? x : -x);
+  return (x < 0.0f ? e : splat(1.0f)) / (e + 1.0f);
+}
+
+/// x * sigmoid(x).
+OPENSPEC_INLINE Vf silu(Vf x) { return x * sigmoid(x); }
+
 /// What load_e4m3 divides by: as float16's bits a code is so much less than its value.
 inline constexpr float kCodeUnit = 256.0f;
 
