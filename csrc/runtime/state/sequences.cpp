@@ -112,14 +112,14 @@ std::unique_ptr<StepLease> Sequences::reserve(std::span<const SpanRequest> reque
     const int num_rows = request.num_new_tokens + max_drafts;
     const int all_needed = num_pages_needed(request.slot, num_rows);
     const bool folds = bases_.folds(request.slot, begin, num_rows);
+    const int num_free = pool_.num_available();
+    if (all_needed > num_free) {
+      detail::fail<OutOfPages>("slot ", request.slot, " needs ", all_needed, " pages, ", num_free,
+                               " are free");
+    }
     PageLease base(pool_, folds ? bases_.num_pages() : 0);
     const int needed = all_needed - (folds ? bases_.num_pages() : 0);
     PageLease pages(pool_, needed);
-    if (!pages.ok() || !base.ok()) {
-      base.keep(0);
-      detail::fail<OutOfPages>("slot ", request.slot, " needs ", all_needed, " pages, ",
-                               pool_.num_available(), " are free");
-    }
     if (folds) bases_.set_target(request.slot, base.pages());
     // Entries past num_pages are the leases' own until commit.
     const auto row =

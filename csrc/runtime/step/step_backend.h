@@ -8,10 +8,12 @@
 
 #include "kernels/common/records.h"
 #include "kernels/common/rows.h"
+#include "kernels/delta_net/delta_net.h"
 #include "runtime/drafting/drafter.h"
 #include "runtime/drafting/runner_config.h"
 #include "runtime/state/lease.h"
 #include "runtime/state/sequence_table.h"
+#include "runtime/state/slot_bases.h"
 #include "runtime/step/draft_planner.h"
 
 namespace openspec {

@@ -69,12 +69,13 @@ def _layer_types(text: JsonKeys) -> tuple[str, ...]:
     num_layers = text.integer("num_hidden_layers", 1, MAX_LAYERS)
     given = text.get("layer_types")
     if given is None:
-        interval = text.integer("full_attention_interval", 1, MAX_LAYERS, DEFAULT_INTERVAL)
+        interval = text.integer("full_attention_interval", 2, num_layers, DEFAULT_INTERVAL)
         return tuple(LINEAR if (i + 1) % interval else FULL for i in range(num_layers))
     expected = f'{num_layers} entries of "{LINEAR}" or "{FULL}", at least one of each'
-    if not isinstance(given, list) or len(given) != num_layers or set(given) != {LINEAR, FULL}:
+    kinds = tuple(map(str, given)) if isinstance(given, list) else ()
+    if len(kinds) != num_layers or set(kinds) != {LINEAR, FULL}:
         text.refuse("layer_types", expected)
-    return tuple(map(str, given))
+    return kinds
 
 
 KIND = TargetKind(
