@@ -9,6 +9,10 @@ namespace {
 class HostArray {
  public:
   explicit HostArray(size_t bytes) : bytes_(bytes, 0xff) {}
+  template <typename T>
+  explicit HostArray(const std::vector<T>& values) : HostArray(values.size() * sizeof(T)) {
+    upload(values);
+  }
   void* data() const { return const_cast<uint8_t*>(bytes_.data()); }
   template <typename T>
   void upload(const std::vector<T>& values) {

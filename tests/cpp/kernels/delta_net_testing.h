@@ -110,7 +110,7 @@ struct DeltaSpan {
 };
 
 /// Sequences' rings and states on a device, and steps over them. `Array` is memory there, poisoned:
-/// Array(bytes), data(), upload(vector), download<T>().
+/// Array(bytes), Array(vector), data(), upload(vector), download<T>().
 template <typename Array>
 class DeltaRig {
  public:
@@ -124,16 +124,12 @@ class DeltaRig {
         // A slice takes three tiles, a page two slices.
         pages_per_state_((kLayers * shape.num_tiles() + 5) / 6),
         states_(static_cast<size_t>(2 * kSlots * pages_per_state_) * 6 * DeltaStates::kTileBytes),
-        conv_(weights.conv.size() * 4),
-        a_log_(weights.a_log.size() * 4),
-        dt_bias_(weights.dt_bias.size() * 4),
-        norm_(weights.norm.size() * 4),
+        conv_(weights.conv),
+        a_log_(weights.a_log),
+        dt_bias_(weights.dt_bias),
+        norm_(weights.norm),
         folded_(kSlots, 0),
         tables_(2, std::vector<int32_t>(static_cast<size_t>(kSlots * pages_per_state_))) {
-    conv_.upload(weights.conv);
-    a_log_.upload(weights.a_log);
-    dt_bias_.upload(weights.dt_bias);
-    norm_.upload(weights.norm);
     std::vector<int32_t> pages(2 * tables_[0].size());
     std::iota(pages.begin(), pages.end(), 0);
     std::reverse(pages.begin(), pages.end());
@@ -202,20 +198,10 @@ class DeltaRig {
     }
     const int num_rows = span_begin.back();
     const auto values = [&](const std::vector<float>& from) {
-      Array array(from.size() * dtype_bytes(dtype_));
-      if (dtype_ == DType::kF32) {
-        array.upload(from);
-      } else {
-        std::vector<uint16_t> bits;
-        for (const float x : from) bits.push_back(to_bf16(x));
-        array.upload(bits);
-      }
-      return array;
-    };
-    const auto ids = [](const std::vector<int32_t>& from) {
-      Array array(from.size() * 4);
-      array.upload(from);
-      return array;
+      if (dtype_ == DType::kF32) return Array(from);
+      std::vector<uint16_t> bits;
+      for (const float x : from) bits.push_back(to_bf16(x));
+      return Array(bits);
     };
     // Padding, as on CUDA.
     row_span.push_back(-1);
@@ -227,9 +213,8 @@ class DeltaRig {
     b.resize(padded * static_cast<size_t>(shape_.num_v_heads));
     a.resize(b.size());
     Array qkv_in = values(qkv), z_in = values(z), b_in = values(b), a_in = values(a);
-    Array rows = ids(row_span), begins = ids(span_begin), lengths = ids(kv_len), seqs = ids(seq);
-    Array reads = ids(folded), writes = ids(folded_write);
-    Array read_pages = ids(tables_[0]), write_pages = ids(tables_[1]);
+    Array rows(row_span), begins(span_begin), lengths(kv_len), seqs(seq);
+    Array reads(folded), writes(folded_write), read_pages(tables_[0]), write_pages(tables_[1]);
     Array out(z.size() * dtype_bytes(dtype_));
 
     DeltaNetParams params;
