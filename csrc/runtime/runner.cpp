@@ -160,6 +160,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
                               ++stats_.num_drafter_failures;
                               stats_.last_drafter_failure = error.what();
                             }});
+    contexts.back().takes_trees = kind_of(config_).state_needs(setup_of(config_)).takes_trees;
     if (exchange_) contexts.back().exchange = exchange_->state(static_cast<int>(number));
   }
   if (config_.device == Device::kCuda) {

@@ -15,14 +15,14 @@ import torch
 from openspec import _C
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import load_weights
+from openspec.engine.core.engine_core import EngineCore
 from openspec.errors import ConfigError
-from openspec.messages import SamplingParams
+from openspec.messages import SamplingParams, SpeculativeOptions
 from openspec.specs.runner import RunnerConfig
 from tests.gates import harness, hybrid_target
 from tests.gates.harness import Job, Result, make_core, run, run_alone, texts
 from tests.gates.workload import jobs
 
-NGRAM: dict[str, Any] = {"method": "ngram", "ngram_min": 1, "adaptive_speculation": False}
 DTYPES = ("float32", "bfloat16")
 
 
@@ -50,13 +50,84 @@ def expected(num_jobs: int, dtype: str = "float32") -> list[tuple[list[int], str
     return texts(EXPECTED[key])
 
 
+class PartlyRightDrafter(_C.Drafter):
+    """Knows the plain texts, and is wrong at every so manieth token of a sequence."""
+
+    def __init__(self, num_jobs: int, dtype: str = "float32", *, wrong: int = 5) -> None:
+        super().__init__()
+        answers = expected(num_jobs, dtype)
+        self._texts = [
+            [*job.prompt, *token_ids]
+            for job, (token_ids, _) in zip(batch_of(num_jobs), answers, strict=True)
+        ]
+        self._wrong = wrong
+
+    def propose(self, slot: int, token_ids: list[int], num_wanted: int) -> list[int]:
+        begin = len(token_ids)
+        for text in self._texts:
+            if text[:begin] == token_ids:
+                drafts = text[begin : begin + num_wanted]
+                return [
+                    token ^ 1 if (begin + i) % self._wrong == 0 else token
+                    for i, token in enumerate(drafts)
+                ]
+        return [7] * num_wanted
+
+
+class BranchingDrafter(PartlyRightDrafter):
+    """Adds a second guess to each, which makes a tree."""
+
+    def propose(self, slot: int, token_ids: list[int], num_wanted: int) -> Any:
+        right = super().propose(slot, token_ids, num_wanted)
+        nodes = [(right[0], -1), (7, -1), *((token, 0) for token in right[1:])]
+        return nodes[:num_wanted]
+
+
+def drafted(num_drafts: int, dtype: str = "float32", **settings: Any) -> EngineCore:
+    """An engine with drafts, of which some are right; 0: without."""
+    if num_drafts == 0:
+        return make_core(method="none", dtype=dtype, **settings)
+    return make_core(
+        PartlyRightDrafter(16, dtype),
+        num_speculative_tokens=num_drafts,
+        adaptive_speculation=False,
+        dtype=dtype,
+        **settings,
+    )
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_drafts", [0, 1, 3, 15])
 def test_drafts_in_a_batch(num_drafts: int, dtype: str) -> None:
-    settings = {**NGRAM, "num_speculative_tokens": num_drafts} if num_drafts else {"method": "none"}
-    core = make_core(**settings, dtype=dtype)
+    core = drafted(num_drafts, dtype)
     assert texts(run(core, batch_of(16))) == expected(16, dtype)
-    assert (core.stats().num_accepted_tokens > 0) is (num_drafts > 0)
+    stats = core.stats()
+    assert (0 < stats.num_accepted_tokens < stats.num_draft_tokens) is (num_drafts > 0)
+
+
+@pytest.mark.parametrize("wrong", range(1, 19))
+def test_every_acceptance(wrong: int) -> None:
+    """Runs of accepted drafts of each length, at each place of a block."""
+    core = make_core(
+        PartlyRightDrafter(16, wrong=wrong), num_speculative_tokens=15, adaptive_speculation=False
+    )
+    assert texts(run(core, batch_of(16))) == expected(16)
+
+
+def test_trees_become_chains() -> None:
+    core = make_core(BranchingDrafter(16), num_speculative_tokens=8, adaptive_speculation=False)
+    assert texts(run(core, batch_of(16))) == expected(16)
+    assert core.stats().num_accepted_tokens > 0
+
+
+def test_ngram_drafts_of_requests_with_their_own_say() -> None:
+    """Draft, no draft, draft."""
+    choices = (SpeculativeOptions(), SpeculativeOptions(enabled=False))
+    batch = [
+        dataclasses.replace(job, speculative=choices[i % 2]) for i, job in enumerate(batch_of(16))
+    ]
+    core = make_core(method="ngram", ngram_min=1, num_speculative_tokens=4)
+    assert texts(run(core, batch)) == expected(16)
 
 
 CONTEXT = tuple(random.Random(3).randrange(4000) for _ in range(170))
@@ -124,23 +195,19 @@ def test_bits_of_a_row(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [33, 97])
-@pytest.mark.parametrize("method", ["none", "ngram"])
-def test_chunks_beside_others(method: str, num_rows: int) -> None:
-    settings = {**NGRAM, "num_speculative_tokens": 7} if method == "ngram" else {"method": "none"}
-    core = make_core(**settings, max_num_batched_tokens=num_rows)
+@pytest.mark.parametrize("num_drafts", [0, 7])
+def test_chunks_beside_others(num_drafts: int, num_rows: int) -> None:
+    core = drafted(num_drafts, max_num_batched_tokens=num_rows)
     assert texts(run(core, batch_of(16))) == expected(16)
 
 
 @pytest.mark.parametrize("num_drafts", [0, 4])
 def test_preemption(num_drafts: int) -> None:
     """Far too few pages, of which running states take some."""
-    settings = {**NGRAM, "num_speculative_tokens": num_drafts} if num_drafts else {"method": "none"}
-    plan = make_core(**settings).info.memory_plan
+    plan = make_core(method="none").info.memory_plan
     num_base_pages = (plan["sequence_bytes"] - plan["state_bytes"] // 16) // plan["page_bytes"]
     num_pages = 13 + 5 * num_base_pages
-    core = make_core(
-        **settings, kv_cache_memory=num_pages * plan["page_bytes"], max_model_len=200
-    )
+    core = drafted(num_drafts, kv_cache_memory=num_pages * plan["page_bytes"], max_model_len=200)
     assert texts(run(core, batch_of(16))) == expected(16)
     assert core.stats().num_preemptions > 0
 
@@ -150,7 +217,7 @@ def test_cancellation() -> None:
         dataclasses.replace(job, abort_after=(1 + i) if i % 2 else None)
         for i, job in enumerate(batch_of(16))
     ]
-    core = make_core(**NGRAM, num_speculative_tokens=4)
+    core = drafted(4)
     for job, result, (token_ids, reason) in zip(batch, run(core, batch), expected(16), strict=True):
         is_aborted = result.finish_reason == "abort"
         assert is_aborted or result.text == (token_ids, reason)
@@ -162,8 +229,7 @@ def test_cancellation() -> None:
 @pytest.mark.parametrize("num_drafts", [0, 4])
 def test_prefix_hits(num_drafts: int, page_size: int) -> None:
     """Of prompts, and of answers; then of prefixes whose pages or states made room for others."""
-    settings = {**NGRAM, "num_speculative_tokens": num_drafts} if num_drafts else {"method": "none"}
-    core = make_core(**settings, page_size=page_size)
+    core = drafted(num_drafts, page_size=page_size)
     batch, plain = batch_of(16), expected(16)
     assert texts(run(core, batch)) == plain
     before = core.stats().prefix_cache_hits
@@ -184,9 +250,8 @@ def test_prefix_hits(num_drafts: int, page_size: int) -> None:
 def test_prefixes_make_room() -> None:
     """A few sequences' pages, so that snapshots, states and pages go one after another."""
     plan = make_core(method="none").info.memory_plan
-    core = make_core(
-        **NGRAM,
-        num_speculative_tokens=3,
+    core = drafted(
+        3,
         kv_cache_memory=40 * plan["page_bytes"],
         max_model_len=200,
         max_num_seqs=2,

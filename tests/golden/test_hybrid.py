@@ -63,6 +63,11 @@ def test_greedy_text() -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
     for settings in ({"method": "none"}, {"method": "ngram", "num_speculative_tokens": 7}):
         llm = LLM(
-            str(folder), device="cpu", dtype="float32", max_model_len=256, max_num_seqs=2, **settings
+            str(folder),
+            device="cpu",
+            dtype="float32",
+            max_model_len=256,
+            max_num_seqs=2,
+            **settings,
         )
         assert llm.generate([PROMPT], sampling, use_tqdm=False)[0].outputs[0].token_ids == expected

@@ -33,6 +33,7 @@ struct StepContext {
   DeltaStates base_memory;                 // and where they lie
   std::function<void(const char* stage)> enter;
   std::function<void(const std::exception&)> report_drafter_failure;
+  bool takes_trees = true;            // the target, else chains of drafts alone
   ExchangeState* exchange = nullptr;  // of a rank on a device of its own
 };
 

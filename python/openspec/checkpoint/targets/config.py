@@ -105,9 +105,7 @@ def _parse(folder: Path, keys: JsonKeys, generation: JsonKeys) -> ModelConfig:
     if keys.get("auto_map") is not None:
         logger.warning("%s: auto_map is ignored: no code of a checkpoint is run", keys.source)
     text = keys.object("text_config") or keys
-    dtype = (
-        keys.get("dtype") or keys.get("torch_dtype") or text.get("dtype") or "bfloat16"
-    )
+    dtype = keys.get("dtype") or keys.get("torch_dtype") or text.get("dtype") or "bfloat16"
     if not isinstance(dtype, str) or dtype.removeprefix("torch.") not in (
         "bfloat16",
         "float16",
