@@ -410,6 +410,7 @@ void bind_runner(py::module_& m) {
       .def_property_readonly("num_pages", &Runner::num_pages)
       .def_property_readonly("num_free_pages", &Runner::num_free_pages)
       .def_property_readonly("num_free_slots", &Runner::num_free_slots)
+      .def("wanted_end", &Runner::wanted_end, py::arg("slot"))
       .def_property_readonly("num_base_pages", &Runner::num_base_pages)
       .def("num_pages_needed", &Runner::num_pages_needed, py::arg("slot"), py::arg("num_rows"))
       .def("reset_prefix_cache", of_prefixes<&PrefixCache::reset>)

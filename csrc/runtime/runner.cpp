@@ -181,7 +181,8 @@ void Runner::take_pages(Rank& rank, int number, int num_pages) {
     std::vector<KvLayerView> views;
     if (needs.kv_layers.empty()) return views;
     AreaPlan areas;
-    for (const KvLayerSpec& layer : needs.kv_layers) areas.take(num_pages, kv_page_bytes(config_, layer));
+    for (const KvLayerSpec& layer : needs.kv_layers)
+      areas.take(num_pages, kv_page_bytes(config_, layer));
     Buffer& buffer = rank.kv_buffers.emplace_back(areas.bytes, memory_of(config_.device));
     areas = {};
     for (const KvLayerSpec& layer : needs.kv_layers) {

@@ -259,6 +259,9 @@ class Runner:
         """Pages that a sequence's running state takes besides those of its tokens."""
     @property
     def num_free_slots(self) -> int: ...
+    def wanted_end(self, slot: int) -> int:
+        """Where a chunk of the sequence's prompt should end, so that others can begin there; 0:
+        nowhere."""
     def num_pages_needed(self, slot: int, num_rows: int) -> int:
         """Pages that `num_rows` more rows of the sequence would take from the pool, if all rows in
         flight are kept."""

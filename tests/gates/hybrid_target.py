@@ -28,8 +28,8 @@ CONFIG: dict[str, Any] = {
     "eos_token_id": EMBEDDED["eos_token_id"],
     "head_dim": 256,
     "hidden_act": "silu",
-    "hidden_size": 192,
-    "intermediate_size": 320,
+    "hidden_size": EMBEDDED["hidden_size"],  # its heads fit
+    "intermediate_size": 256,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 128,

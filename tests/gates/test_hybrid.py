@@ -15,6 +15,7 @@ import torch
 from openspec import _C
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import load_weights
+from openspec.config import EMBEDDED_MODEL
 from openspec.engine.core.engine_core import EngineCore
 from openspec.errors import ConfigError
 from openspec.messages import SamplingParams, SpeculativeOptions
@@ -118,6 +119,20 @@ def test_trees_become_chains() -> None:
     core = make_core(BranchingDrafter(16), num_speculative_tokens=8, adaptive_speculation=False)
     assert texts(run(core, batch_of(16))) == expected(16)
     assert core.stats().num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+def test_heads(method: str) -> None:
+    """Made for another target, so that drafts are wrong; the second time from cached prefixes."""
+    core = make_core(
+        method=method,
+        draft_model=str(EMBEDDED_MODEL / method),
+        num_speculative_tokens=3,
+        adaptive_speculation=False,
+    )
+    assert texts(run(core, batch_of(16))) == expected(16)
+    assert texts(run(core, batch_of(16))) == expected(16)
+    assert core.stats().prefix_cache_hits > 0 and core.stats().num_draft_tokens > 0
 
 
 def test_ngram_drafts_of_requests_with_their_own_say() -> None:
@@ -247,6 +262,23 @@ def test_prefix_hits(num_drafts: int, page_size: int) -> None:
     assert texts(run(core, batch)) == plain
 
 
+def test_prompts_that_share_their_first_part() -> None:
+    """The second one leaves a snapshot where their pages part, and the third one begins there."""
+    shared = tuple(random.Random(6).randrange(4000) for _ in range(100))
+    sampling = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    batch = [
+        Job(prompt=(*shared, 5 + i, *range(9 * i, 9 * i + 30)), sampling=sampling) for i in range(4)
+    ]
+    plain = texts(run_alone(make_core(method="none", enable_prefix_caching=False), batch))
+    core = make_core(method="none")
+    hits = []
+    for job, expected_text in zip(batch, plain, strict=True):
+        before = core.stats().prefix_cache_hits
+        assert texts(run(core, [job])) == [expected_text]
+        hits.append(core.stats().prefix_cache_hits - before)
+    assert hits == [0, 0, 96, 96]
+
+
 def test_prefixes_make_room() -> None:
     """A few sequences' pages, so that snapshots, states and pages go one after another."""
     plan = make_core(method="none").info.memory_plan
@@ -264,6 +296,10 @@ def test_prefixes_make_room() -> None:
     ("settings", "message"),
     [
         ({"method": "ngram", "num_speculative_tokens": 16}, "at most 15 drafts"),
+        (
+            {"method": "eagle3", "draft_model": str(EMBEDDED_MODEL / "eagle3"), "draft_top_k": 4},
+            "chains of drafts, not trees: set draft_top_k to 1",
+        ),
         ({"tensor_parallel_size": 2}, "run on one device"),
         ({"quantization": "fp8"}, "not for models with layers of linear attention yet"),
         ({"page_size": 2}, "raise page_size"),

@@ -284,6 +284,9 @@ class FakeRunner:
     def num_free_slots(self) -> int:
         return len(self._free_slots)
 
+    def wanted_end(self, slot: int) -> int:
+        return 0
+
     def num_pages_needed(self, slot: int, num_rows: int) -> int:
         sequence = self._slots[slot]
         most_tokens, num_pages = sequence.kv_len + num_rows, len(sequence.pages)

@@ -1,5 +1,4 @@
 #include "kernels/attention/head_gate.h"
-
 #include "kernels/common/row_ops_cpu.h"
 #include "kernels/common/simd_cpu.h"
 #include "kernels/isa_cpu.h"

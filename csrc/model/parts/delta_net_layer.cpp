@@ -20,9 +20,9 @@ DeltaNetLayer add_delta_net(Weights& weights, const DeltaShape& shape, int hidde
                             const std::string& prefix) {
   const std::string mixer = prefix + "linear_attn.";
   DeltaNetLayer layer;
-  layer.qkvz = weights.add_linear(mixer, {"in_proj_qkv.weight", "in_proj_z.weight"},
-                                  {shape.conv_width(), shape.v_width()}, hidden_size,
-                                  LinearEpilogue::kNone);
+  layer.qkvz =
+      weights.add_linear(mixer, {"in_proj_qkv.weight", "in_proj_z.weight"},
+                         {shape.conv_width(), shape.v_width()}, hidden_size, LinearEpilogue::kNone);
   layer.ba = weights.add_linear(mixer, {"in_proj_b.weight", "in_proj_a.weight"},
                                 {shape.num_v_heads, shape.num_v_heads}, hidden_size,
                                 LinearEpilogue::kNone);
@@ -51,8 +51,7 @@ DeltaNetPart::Places DeltaNetPart::plan(const DeltaShape& shape, DType dtype,
   at.qkvz = take_rows(shape.conv_width() + shape.v_width());
   at.ba = take_rows(2 * shape.num_v_heads);
   at.out = take_rows(shape.v_width());
-  at.workspace =
-      areas.take(1, delta_net_workspace_bytes_cpu(shape, limits.max_rows, num_threads));
+  at.workspace = areas.take(1, delta_net_workspace_bytes_cpu(shape, limits.max_rows, num_threads));
   at.total = areas.bytes;
   return at;
 }

@@ -48,8 +48,8 @@ class DeltaNetPart {
   static size_t bytes(const DeltaShape& shape, DType dtype, const ForwardLimits& limits,
                       int num_threads);
 
-  /// x [num_rows, hidden_size] through layer `index` of those with a state; what comes out is due in
-  /// `pass`.
+  /// x [num_rows, hidden_size] through layer `index` of those with a state; what comes out is due
+  /// in `pass`.
   void run(const ExecContext& exec, DecoderPass& pass, DecoderScratch& scratch,
            const DeltaNetLayer& layer, int index, const RowBatch& rows, const RunningStates& states,
            const void* x);

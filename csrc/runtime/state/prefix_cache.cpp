@@ -8,7 +8,8 @@ void PrefixCache::set_salt(int slot, std::span<const uint8_t> salt) {
   if (events_) salts_[size_t(slot)].assign(salt.begin(), salt.end());
 }
 
-std::vector<PageHash> PrefixCache::find(PageHash hash, std::span<const int32_t> tokens) const {
+std::vector<PageHash> PrefixCache::find(PageHash hash, std::span<const int32_t> tokens,
+                                        int* num_matched) const {
   const auto page_size = static_cast<size_t>(limits_.page_size);
   std::vector<PageHash> hashes;
   // At least one known token has to run, for its logits.
@@ -17,6 +18,7 @@ std::vector<PageHash> PrefixCache::find(PageHash hash, std::span<const int32_t> 
     if (!pool_.has(hash)) break;
     hashes.push_back(hash);
   }
+  if (num_matched != nullptr) *num_matched = static_cast<int>(hashes.size());
   while (records_.exist() && !hashes.empty() && !has_snapshot(hashes.back())) hashes.pop_back();
   return hashes;
 }
@@ -35,7 +37,10 @@ void PrefixCache::make_snapshot(int slot, const PageHash& prefix, int length, in
     return;
   }
   records_.forget(prefix);  // whose base has made room for others
-  if (!records_.publish(slot, prefix, length, end, length > table_.prompt_len(slot))) return;
+  const SnapshotOf of = length == records_.wanted(slot)    ? SnapshotOf::kShared
+                        : length > table_.prompt_len(slot) ? SnapshotOf::kAnswer
+                                                           : SnapshotOf::kPrompt;
+  if (!records_.publish(slot, prefix, length, end, of)) return;
   const std::span<const PageId> pages = bases_.pages(slot);
   if (pages.empty()) return;
   BaseName base{.num_folded = bases_.num_folded(slot)};
@@ -49,11 +54,15 @@ void PrefixCache::make_snapshot(int slot, const PageHash& prefix, int length, in
 
 void PrefixCache::attach(int slot) {
   std::vector<PageHash>& hashes = table_.page_hashes(slot);
-  hashes = find(table_.root(slot), table_.tokens(slot));
+  int num_matched = 0;
+  hashes = find(table_.root(slot), table_.tokens(slot), &num_matched);
   std::transform(hashes.begin(), hashes.end(), table_.page_row(slot).begin(),
                  [&](const PageHash& hash) { return pool_.find(hash); });
   const int num_pages = static_cast<int>(hashes.size());
   const int num_cached = num_pages * limits_.page_size;
+  if (records_.exist() && num_matched > num_pages) {
+    records_.wanted(slot) = num_matched * limits_.page_size;
+  }
   if (records_.exist() && num_cached > 0) {
     records_.attach(slot, hashes.back(), num_cached);
     const BaseName& base = records_.base_of(hashes.back());

@@ -33,6 +33,9 @@ class PrefixCache {
   PageHash root(std::span<const uint8_t> salt) const { return hasher_.root(salt); }
   /// A sequence that was added under such a root.
   void set_salt(int slot, std::span<const uint8_t> salt);
+  /// Where a chunk of the slot's prompt should end, so that the prefix up to there has a snapshot;
+  /// 0: nowhere.
+  int wanted_end(int slot) const { return records_.exist() ? records_.wanted(slot) : 0; }
   /// Gives a new sequence the longest prefix that is there.
   void attach(int slot);
   /// Of how many tokens such a sequence would have its KV.
@@ -54,8 +57,10 @@ class PrefixCache {
   int64_t num_found() const { return num_found_; }
 
  private:
-  /// The full pages that a sequence can begin with.
-  std::vector<PageHash> find(PageHash hash, std::span<const int32_t> tokens) const;
+  /// The full pages that a sequence can begin with; `num_matched` takes how many hold its tokens,
+  /// with a snapshot or without.
+  std::vector<PageHash> find(PageHash hash, std::span<const int32_t> tokens,
+                             int* num_matched = nullptr) const;
   /// Whether a sequence can go on from the snapshot of a prefix.
   bool has_snapshot(const PageHash& prefix) const;
   /// Makes one of the slot's first `length` tokens if the slot still has what it takes.

@@ -7,8 +7,8 @@
 
 namespace openspec {
 
-Sequences::Sequences(const SequenceLimits& limits, const RecordPlan& records,
-                     const BasePlan& bases, int num_pages, SlotRecords::Copy copy)
+Sequences::Sequences(const SequenceLimits& limits, const RecordPlan& records, const BasePlan& bases,
+                     int num_pages, SlotRecords::Copy copy)
     : limits_(limits),
       pool_(num_pages),
       table_(limits.max_num_seqs, limits.max_model_len, limits.page_size, limits.num_lookahead,

@@ -76,8 +76,8 @@ class SlotBases {
 
  private:
   BasePlan plan_;
-  std::vector<int32_t> read_, write_;  // [num_slots, num_pages]
-  std::vector<int> num_folded_;        // [num_slots]
+  std::vector<int32_t> read_, write_;          // [num_slots, num_pages]
+  std::vector<int> num_folded_;                // [num_slots]
   std::vector<std::optional<PageHash>> keys_;  // [num_slots]
 };
 

@@ -26,7 +26,8 @@ RecordPlan::RecordPlan(const StateNeeds& needs, const SequenceLimits& limits) {
   // steps after it lay.
   ring_size = num_kept + limits.page_size + (2 * num_steps - 1) * (1 + limits.draft_room);
   if (needs.has_base()) {  // blocks lie in one piece, see DeltaNetParams
-    ring_size = (std::max(ring_size, 4 * kDeltaBlock) + kDeltaBlock - 1) / kDeltaBlock * kDeltaBlock;
+    ring_size =
+        (std::max(ring_size, 4 * kDeltaBlock) + kDeltaBlock - 1) / kDeltaBlock * kDeltaBlock;
   }
   num_snapshots = limits.enable_prefix_caching ? kSnapshotsPerSlot * num_slots : 0;
 }
@@ -75,15 +76,15 @@ void SlotRecords::forget(const PageHash& prefix) {
   snapshots_.erase(found);
 }
 
-bool SlotRecords::publish(int slot, const PageHash& prefix, int length, int end, bool is_answer) {
+bool SlotRecords::publish(int slot, const PageHash& prefix, int length, int end, SnapshotOf of) {
   Slot& own = slots_[size_t(slot)];
   const int first = std::max(0, length - plan_.num_kept);
   const bool is_there = first >= own.first_valid && first >= end - plan_.ring_size;
   if (!is_there || plan_.num_snapshots == 0 || has_snapshot(prefix)) return false;
-  const int place = take_place(own.made[is_answer]);
+  const int place = take_place(own.made[size_t(of)]);
   copy_kept(slot, length, snapshot(place), /*is_out=*/true);
   prefix_of_[size_t(place)] = prefix;
-  last_use_[size_t(place)] = own.made[is_answer] = ++num_uses_;
+  last_use_[size_t(place)] = own.made[size_t(of)] = ++num_uses_;
   base_of_[size_t(place)] = {};
   snapshots_.emplace(prefix, place);
   return true;

@@ -32,6 +32,9 @@ struct RecordPlan {
   }
 };
 
+/// What a snapshot was made of: the last of a prompt and of an answer, or where prompts part.
+enum class SnapshotOf : uint8_t { kPrompt, kAnswer, kShared };
+
 /// A base of records (StateNeeds) that is kept in pages of the pool.
 struct BaseName {
   int num_folded = 0;  // blocks; 0: there is none
@@ -78,7 +81,10 @@ class SlotRecords {
   /// up to `end` at most, may have lost a record of it. Of a prompt and of an answer the last one
   /// stays: it takes the place of the slot's one before it, unless somebody went on from that.
   /// Whether one was made.
-  bool publish(int slot, const PageHash& prefix, int length, int end, bool is_answer);
+  bool publish(int slot, const PageHash& prefix, int length, int end, SnapshotOf of);
+  /// Of how many of its first tokens the slot should make a snapshot, since others' pages hold
+  /// them; 0: none. Where a prompt's chunk ends there, it does.
+  int& wanted(int slot) { return slots_[size_t(slot)].wanted; }
   void reset_snapshots();
 
  private:
@@ -94,8 +100,9 @@ class SlotRecords {
 
   struct Slot {
     int first_valid = 0;  // the ring has no record of an earlier position
-    // When its last snapshots were made, of the prompt and of the answer.
-    uint64_t made[2] = {};
+    int wanted = 0;
+    // When its last snapshots were made, by SnapshotOf.
+    uint64_t made[3] = {};
   };
   /// Where the next snapshot goes.
   int take_place(uint64_t replaced);

@@ -67,9 +67,8 @@ std::vector<size_t> HostDrafts::ask(DraftSource& source, StepLease& lease) {
   source.offer(wanted, drafts);
   for (size_t i = 0; i < wanted.size(); ++i) {
     MergedDraft& merged = lease.offers[spans[i]];
-    drafts[i].truncate(
-        num_valid(drafts[i], wanted[i].num_wanted, context_.config.target.vocab_size,
-                  context_.takes_trees));
+    drafts[i].truncate(num_valid(drafts[i], wanted[i].num_wanted, context_.config.target.vocab_size,
+                                 context_.takes_trees));
     if (context_.table.grammar(wanted[i].slot) != nullptr) {
       merged.num_refused[source.id()] = prune(wanted[i].slot, drafts[i]);
     }

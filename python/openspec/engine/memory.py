@@ -224,9 +224,9 @@ class MemoryPlan:
         states = ""
         if self.state_bytes > 0:
             states = (
-                f"states {format_bytes(self.state_bytes)} ({format_bytes(self.token_bytes)} a token, "
-                f"{format_bytes(self.sequence_bytes)} a sequence, of which {self.num_base_pages} "
-                "pages), "
+                f"states {format_bytes(self.state_bytes)} ({format_bytes(self.sequence_bytes)} a "
+                f"sequence, {self.num_base_pages} pages with it, and "
+                f"{format_bytes(self.token_bytes)} a token), "
             )
         whose = f"each of {self.num_ranks} ranks has " if self.num_ranks > 1 else ""
         return (
@@ -277,11 +277,11 @@ def plan_memory(
         num_token_pages = max(num_pages - num_state_pages, 0)
         if config.max_model_len is not None or num_token_pages < 2:
             raise ConfigError(
-                f"KV memory of {format_bytes(max(kv_bytes, 0))} holds {num_token_pages * page_size} "
-                f"tokens, one sequence of max_model_len {max_model_len} needs "
-                f"{format_bytes(pages_per_seq * page_bytes)} (weights, scratch and grammars take "
-                f"{format_bytes(fixed_bytes)} of the {memory.described}); raise {flag} or lower "
-                f"--max-model-len{fewer}"
+                f"KV memory of {format_bytes(max(kv_bytes, 0))} holds "
+                f"{num_token_pages * page_size} tokens, one sequence of max_model_len "
+                f"{max_model_len} needs {format_bytes(pages_per_seq * page_bytes)} (weights, "
+                f"scratch and grammars take {format_bytes(fixed_bytes)} of the "
+                f"{memory.described}); raise {flag} or lower --max-model-len{fewer}"
             )
         max_model_len = num_token_pages * page_size
     plan = MemoryPlan(

@@ -31,7 +31,8 @@ struct Records {
     return record[0] == position && record[1] == value;
   }
   bool publishes(int slot, uint64_t name, int length, int end, bool is_answer = false) {
-    slots.publish(slot, {name, 0}, length, end, is_answer);
+    slots.publish(slot, {name, 0}, length, end,
+                  is_answer ? SnapshotOf::kAnswer : SnapshotOf::kPrompt);
     return slots.has_snapshot({name, 0});
   }
 

@@ -7,8 +7,8 @@ import re
 from openspec.checkpoint.strict_json import JsonKeys, JsonValue
 
 SUPPORTED = (
-    "openspec runs the dense text models of Llama 3, Mistral, Qwen2, Qwen2.5 and Qwen3, and the text "
-    "of Qwen3.5"
+    "openspec runs the dense text models of Llama 3, Mistral, Qwen2, Qwen2.5 and Qwen3, and the "
+    "text of Qwen3.5"
 )
 
 

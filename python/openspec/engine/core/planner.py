@@ -187,7 +187,8 @@ class _MixedStep:
             aligned = end - end % self._config.page_size
             if aligned > request.num_scheduled:
                 num_rows = aligned - request.num_scheduled
-        return num_rows
+        wanted = self._runner.wanted_end(request.slot) - request.num_scheduled
+        return wanted if 0 < wanted < num_rows else num_rows
 
     def _largest_fit(self, request: Request, num_rows: int) -> int:
         """The most rows, up to `num_rows`, whose pages are free."""
