@@ -53,7 +53,7 @@ class Step {
     load_rows();
     load_deltas();
     load_state();
-    wait_copies<kPendingAfterRows>();
+    wait_copies<0>();  // the state's are of no group
     __syncthreads();
     take_norms();
     take_keys(0);
@@ -68,12 +68,6 @@ class Step {
   }
 
  private:
-#if __CUDA_ARCH__ >= 900
-  static constexpr int kPendingAfterRows = 0;
-#else
-  static constexpr int kPendingAfterRows = 1;  // the state comes by the same kind of copies
-#endif
-
   __device__ __forceinline__ void begin() {
     b0_ = at_.begin / kBlock, b1_ = (at_.end - 1) / kBlock;
     need_ = b0_ > 0 ? b0_ - 1 : 0;
