@@ -19,7 +19,8 @@ struct OwnedRows {
 /// eps) * weight.
 ///
 /// Statistics in fp32; the normalised value is rounded to `dtype` before the multiplication with
-/// the weight, as in the Hugging Face reference, unless it `rounds_once`. One row's sum is always taken in the same order.
+/// the weight, as in the Hugging Face reference, unless it `rounds_once`. One row's sum is always
+/// taken in the same order.
 /// `delta` may come as partial sums of a split linear: their sum in order, rounded to `dtype`.
 struct RmsNormParams {
   void* residual = nullptr;  // [num_rows, width] dtype, updated in place when delta is given

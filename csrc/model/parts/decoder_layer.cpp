@@ -23,7 +23,7 @@ void check_size(const char* name, int value) {
   OPENSPEC_CHECK_ARG(value > 0 && value <= (1 << 24), name, " must be positive, got ", value);
 }
 
-void LayerGeometry::validate() const {
+void LayerGeometry::validate(bool may_turn_partly) const {
   check_size("hidden_size", hidden_size);
   check_size("num_q_heads", num_q_heads);
   check_size("num_kv_heads", num_kv_heads);
@@ -33,8 +33,9 @@ void LayerGeometry::validate() const {
                      ") must be a multiple of num_kv_heads (", num_kv_heads, ")");
   OPENSPEC_CHECK_ARG(head_dim % 2 == 0, "head_dim must be even, got ", head_dim);
   OPENSPEC_CHECK_ARG(rms_norm_eps > 0.0f, "rms_norm_eps must be positive, got ", rms_norm_eps);
-  OPENSPEC_CHECK_ARG(!inv_freq.empty() && rotary_dim() <= head_dim, "inv_freq has ",
-                     inv_freq.size(), " entries, expected ", head_dim / 2, " at most");
+  const bool is_part = may_turn_partly && rotary_dim() > 0 && rotary_dim() < head_dim;
+  OPENSPEC_CHECK_ARG(is_part || rotary_dim() == head_dim, "inv_freq has ", inv_freq.size(),
+                     " entries, expected ", head_dim / 2);
   part();
 }
 

@@ -43,7 +43,7 @@ struct LayerGeometry : AttentionSpec, DenseMlpSpec {
   /// Of a head, what turns.
   int rotary_dim() const { return 2 * static_cast<int>(inv_freq.size()); }
   /// Throws ArgumentError naming the field that cannot be.
-  void validate() const;
+  void validate(bool may_turn_partly = false) const;
 };
 
 /// The one geometry of all layers, whose windows may differ. Throws ArgumentError naming the first

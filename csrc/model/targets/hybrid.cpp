@@ -49,6 +49,7 @@ struct HybridConfig : LayerGeometry {
     OPENSPEC_CHECK_ARG(num_states > 0, "the model has no layer with a running state");
   }
 
+  void validate() const { LayerGeometry::validate(/*may_turn_partly=*/true); }
   static LayerGeometry attention_of(const TargetSpec& spec) {
     std::vector<LayerSpec> attention;
     std::copy_if(spec.layers.begin(), spec.layers.end(), std::back_inserter(attention),

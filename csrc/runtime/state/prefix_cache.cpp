@@ -52,6 +52,14 @@ void PrefixCache::make_snapshot(int slot, const PageHash& prefix, int length, in
   records_.base_of(prefix) = base;
 }
 
+void PrefixCache::attach_base(int slot, const BaseName& base) {
+  if (base.num_folded == 0) return;
+  std::vector<PageId> pages;
+  for (int i = 0; i < bases_.num_pages(); ++i) pages.push_back(pool_.find(base_page(base, i)));
+  bases_.set(slot, pages, base.num_folded);
+  bases_.key(slot) = base.key;
+}
+
 void PrefixCache::attach(int slot) {
   std::vector<PageHash>& hashes = table_.page_hashes(slot);
   int num_matched = 0;
@@ -65,13 +73,7 @@ void PrefixCache::attach(int slot) {
   }
   if (records_.exist() && num_cached > 0) {
     records_.attach(slot, hashes.back(), num_cached);
-    const BaseName& base = records_.base_of(hashes.back());
-    std::vector<PageId> base_pages;
-    for (int i = 0; base.num_folded > 0 && i < bases_.num_pages(); ++i) {
-      base_pages.push_back(pool_.find(base_page(base, i)));
-    }
-    bases_.set(slot, base_pages, base.num_folded);
-    if (base.num_folded > 0) bases_.key(slot) = base.key;
+    attach_base(slot, records_.base_of(hashes.back()));
   }
   table_.commit(slot, {}, num_computed(hashes.size()), num_pages);
   num_found_ += num_cached;

@@ -63,6 +63,8 @@ class PrefixCache {
                              int* num_matched = nullptr) const;
   /// Whether a sequence can go on from the snapshot of a prefix.
   bool has_snapshot(const PageHash& prefix) const;
+  /// A sequence's records go on from a base that is there.
+  void attach_base(int slot, const BaseName& base);
   /// Makes one of the slot's first `length` tokens if the slot still has what it takes.
   void make_snapshot(int slot, const PageHash& prefix, int length, int end);
   /// Under which name page `index` of a base is published.

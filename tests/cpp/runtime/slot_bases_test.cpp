@@ -1,6 +1,7 @@
 #include "runtime/state/slot_bases.h"
 
 #include "check_test.h"
+#include "core/check.h"
 
 using namespace openspec;
 

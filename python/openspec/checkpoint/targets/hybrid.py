@@ -13,7 +13,7 @@ from openspec.checkpoint.targets.dense import (
 )
 from openspec.checkpoint.targets.kind import Target, TargetKind
 from openspec.checkpoint.targets.rope import read_rope
-from openspec.specs.layers import DeltaNetSpec, DenseMlpSpec, LayerSpec
+from openspec.specs.layers import DeltaNetSpec, DenseMlpSpec, LayerSpec, MixerSpec
 
 LINEAR, FULL = "linear_attention", "full_attention"
 DEFAULT_INTERVAL = 4
@@ -48,7 +48,7 @@ def read_target(keys: JsonKeys) -> Target:
         text, family, lambda head_dim: read_rope(text, head_dim, rotated=ROTATED), has_gate=True
     )
     mlp = DenseMlpSpec(intermediate_size=text.integer("intermediate_size", 1, MAX_DIM))
-    mixers = {FULL: attention, LINEAR: _read_delta_net(text)}
+    mixers: dict[str, MixerSpec] = {FULL: attention, LINEAR: _read_delta_net(text)}
     layers = tuple(LayerSpec(mixer=mixers[kind], mlp=mlp) for kind in _layer_types(text))
     is_tied = keys.boolean("tie_word_embeddings", text.boolean("tie_word_embeddings", False))
     return read_shape(text, "hybrid", layers, rope, is_tied=is_tied)
