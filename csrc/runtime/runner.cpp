@@ -150,6 +150,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
                         .drafter = rank.drafter ? *rank.drafter : this->drafter(),
                         .kv_layers = rank.kv_layers,
                         .records = sequences_.records(),
+                        .tails = sequences_.tails(),
                         .bases = sequences_.bases(),
                         .base_memory = base_memory(rank, num_pages),
                         .enter = [this](const char* stage) { enter(stage); },

@@ -35,12 +35,6 @@ DeltaNetLayer add_delta_net(Weights& weights, const DeltaShape& shape, int hidde
   return layer;
 }
 
-DeltaRecords::DeltaRecords(const DeltaShape& shape, int num_layers, DType dtype)
-    : record_bytes(shape.record_bytes(dtype)),
-      conv_row_bytes(shape.conv_row_bytes(dtype)),
-      conv_begin(record_bytes * static_cast<size_t>(num_layers)),
-      bytes(conv_begin + conv_row_bytes * static_cast<size_t>(num_layers)) {}
-
 DeltaNetPart::Places DeltaNetPart::plan(const DeltaShape& shape, DType dtype,
                                         const ForwardLimits& limits, int num_threads) {
   Places at{};
@@ -56,10 +50,9 @@ DeltaNetPart::Places DeltaNetPart::plan(const DeltaShape& shape, DType dtype,
   return at;
 }
 
-DeltaNetPart::DeltaNetPart(const DeltaShape& shape, int num_layers, float eps, DType dtype,
+DeltaNetPart::DeltaNetPart(const DeltaShape& shape, float eps, DType dtype,
                            const ForwardLimits& limits, int num_threads)
     : shape_(shape),
-      records_(shape, num_layers, dtype),
       eps_(eps),
       dtype_(dtype),
       at_(plan(shape, dtype, limits, num_threads)),
@@ -97,9 +90,9 @@ void DeltaNetPart::run(const ExecContext& exec, DecoderPass& pass, DecoderScratc
                         .norm_weight = layer.norm,
                         .eps = eps_,
                         .records = states.records,
-                        .record_offset = place * records_.record_bytes,
-                        .conv_rows = states.records,
-                        .conv_offset = records_.conv_begin + place * records_.conv_row_bytes,
+                        .record_offset = place * shape_.record_bytes(dtype_),
+                        .conv_rows = states.tails,
+                        .conv_offset = place * shape_.conv_row_bytes(dtype_),
                         .states = states.bases,
                         .folded_read = states.folded_read,
                         .folded_write = states.folded_write,

@@ -30,21 +30,11 @@ struct DeltaNetLayer {
 DeltaNetLayer add_delta_net(Weights& weights, const DeltaShape& shape, int hidden_size,
                             const std::string& prefix);
 
-/// What a position has in all of `num_layers` such layers: records, then the rows before the
-/// convolutions.
-struct DeltaRecords {
-  DeltaRecords(const DeltaShape& shape, int num_layers, DType dtype);
-
-  size_t record_bytes, conv_row_bytes;  // of a layer
-  size_t conv_begin;                    // of the first layer's row
-  size_t bytes;
-};
-
 /// Memory of passes through such layers, and the passes.
 class DeltaNetPart {
  public:
-  DeltaNetPart(const DeltaShape& shape, int num_layers, float eps, DType dtype,
-               const ForwardLimits& limits, int num_threads);
+  DeltaNetPart(const DeltaShape& shape, float eps, DType dtype, const ForwardLimits& limits,
+               int num_threads);
   static size_t bytes(const DeltaShape& shape, DType dtype, const ForwardLimits& limits,
                       int num_threads);
 
@@ -62,7 +52,6 @@ class DeltaNetPart {
                      int num_threads);
 
   DeltaShape shape_;
-  DeltaRecords records_;
   float eps_;
   DType dtype_;
   Places at_;

@@ -11,6 +11,7 @@ namespace openspec {
 /// (StateNeeds).
 struct RunningStates {
   RecordView records = {};
+  RecordView tails = {};  // beside the records
   DeltaStates bases = {};
   // [num_spans] Blocks that a base holds before the pass and after it.
   const int32_t* folded_read = nullptr;

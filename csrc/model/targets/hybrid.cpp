@@ -107,8 +107,7 @@ class HybridTarget final : public TargetModel, DecoderModel<HybridConfig, Hybrid
   explicit HybridTarget(const TargetSetup& setup)
       : DecoderModel(HybridConfig(setup), setup.dtype, setup.device, setup.limits,
                      setup.num_threads),
-        delta_net_(config_.shape, config_.num_states, config_.rms_norm_eps, setup.dtype, limits_,
-                   setup.num_threads) {}
+        delta_net_(config_.shape, config_.rms_norm_eps, setup.dtype, limits_, setup.num_threads) {}
 
   static size_t weight_bytes_of(const TargetSetup& setup) {
     return weight_bytes(HybridConfig(setup), setup.device);
@@ -120,10 +119,12 @@ class HybridTarget final : public TargetModel, DecoderModel<HybridConfig, Hybrid
   }
   static StateNeeds state_needs_of(const TargetSetup& setup) {
     const HybridConfig c(setup);
-    const size_t num_attention = c.layers.size() - static_cast<size_t>(c.num_states);
-    return {.kv_layers = {num_attention, {c.num_kv_heads, c.head_dim}},
-            .record_bytes = DeltaRecords(c.shape, c.num_states, setup.dtype).bytes,
+    const auto num_states = static_cast<size_t>(c.num_states);
+    return {.kv_layers = {c.layers.size() - num_states, {c.num_kv_heads, c.head_dim}},
+            .record_bytes = num_states * c.shape.record_bytes(setup.dtype),
             .num_read = kNumRead,
+            .tail_bytes = num_states * c.shape.conv_row_bytes(setup.dtype),
+            .num_tail_read = kDeltaTaps - 1,
             .num_base_tiles = c.num_states * c.shape.num_tiles(),
             .takes_trees = false,
             .max_drafts = kMaxDeltaStepRows - 1};

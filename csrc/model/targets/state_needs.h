@@ -22,7 +22,11 @@ struct StateNeeds {
   std::vector<KvLayerSpec> kv_layers;
   size_t record_bytes = 0;  // of a sequence and position, all layers, a multiple of 16; 0: no state
   int num_read = 1;         // records before its own that a row reads, at most
-  int num_base_tiles = 0;   // of DeltaStates, all layers; 0: there is no base
+  // Beside each record something of which a row reads only the last few: a multiple of 16, or 0.
+  // Not where a target takes trees.
+  size_t tail_bytes = 0;
+  int num_tail_read = 0;
+  int num_base_tiles = 0;  // of DeltaStates, all layers; 0: there is no base
   // Of a sequence's step.
   bool takes_trees = true;
   int max_drafts = 1 << 20;

@@ -38,6 +38,7 @@ class Sequences {
   PrefixCache& prefixes() { return prefixes_; }
   const PrefixCache& prefixes() const { return prefixes_; }
   RecordView records() { return records_.view(); }
+  RecordView tails() { return records_.tails(); }
   const SlotBases& bases() const { return bases_; }
 
   /// Takes a slot, see SequenceTable::add, for a sequence without pages and state.

@@ -24,7 +24,13 @@ RecordPlan::RecordPlan(const StateNeeds& needs, const SequenceLimits& limits) {
   num_steps = limits.num_steps;
   // When a step is committed, the last full page's end is among the records still, whatever the
   // steps after it lay.
-  ring_size = num_kept + limits.page_size + (2 * num_steps - 1) * (1 + limits.draft_room);
+  const int num_later = limits.page_size + (2 * num_steps - 1) * (1 + limits.draft_room);
+  ring_size = num_kept + num_later;
+  if (needs.tail_bytes > 0) {
+    tail_bytes = needs.tail_bytes;
+    num_tail_kept = needs.num_tail_read + limits.num_rows_behind;
+    tail_ring_size = num_tail_kept + num_later;
+  }
   if (needs.has_base()) {  // blocks lie in one piece, see DeltaNetParams
     ring_size =
         (std::max(ring_size, 4 * kDeltaBlock) + kDeltaBlock - 1) / kDeltaBlock * kDeltaBlock;
@@ -39,12 +45,16 @@ SlotRecords::SlotRecords(const RecordPlan& plan, Device device, Copy copy)
       slots_(size_t(plan.num_slots)) {}
 
 void SlotRecords::copy_kept(int slot, int length, std::byte* kept, bool is_out) {
-  const RecordView records = view();
-  for (int position = std::max(0, length - plan_.num_kept); position < length; ++position) {
-    std::byte* in_ring = records.at(slot, position);
-    std::byte* outside = kept + size_t(length - 1 - position) * plan_.record_bytes;
-    copy_(is_out ? outside : in_ring, is_out ? in_ring : outside, plan_.record_bytes);
-  }
+  const auto copy = [&](const RecordView& ring, int num_kept) {
+    for (int position = std::max(0, length - num_kept); position < length; ++position) {
+      std::byte* in_ring = ring.at(slot, position);
+      std::byte* outside = kept + size_t(length - 1 - position) * ring.record_bytes;
+      copy_(is_out ? outside : in_ring, is_out ? in_ring : outside, ring.record_bytes);
+    }
+    kept += size_t(num_kept) * ring.record_bytes;
+  };
+  copy(view(), plan_.num_kept);
+  if (plan_.tail_bytes > 0) copy(tails(), plan_.num_tail_kept);
 }
 
 void SlotRecords::attach(int slot, const PageHash& prefix, int length) {

@@ -18,14 +18,22 @@ namespace openspec {
 struct RecordPlan {
   size_t record_bytes = 0;
   int num_slots = 0;
-  int ring_size = 0;      // records of a slot
-  int num_kept = 0;       // records before a length that make it possible to go on from there
+  int ring_size = 0;  // records of a slot
+  int num_kept = 0;   // records before a length that make it possible to go on from there
+  // The same of what lies beside the records (StateNeeds::tail_bytes), in rings of its own.
+  size_t tail_bytes = 0;
+  int tail_ring_size = 0, num_tail_kept = 0;
   int num_steps = 0;      // under way at a time
   int num_snapshots = 0;  // of prefixes
 
   RecordPlan(const StateNeeds& needs, const SequenceLimits& limits);
-  size_t ring_bytes() const { return size_t(num_slots) * size_t(ring_size) * record_bytes; }
-  size_t kept_bytes() const { return size_t(num_kept) * record_bytes; }
+  size_t records_bytes() const { return size_t(num_slots) * size_t(ring_size) * record_bytes; }
+  size_t ring_bytes() const {
+    return records_bytes() + size_t(num_slots) * size_t(tail_ring_size) * tail_bytes;
+  }
+  size_t kept_bytes() const {
+    return size_t(num_kept) * record_bytes + size_t(num_tail_kept) * tail_bytes;
+  }
   size_t bytes() const {
     return ring_bytes() +
            (size_t(num_slots) * size_t(num_steps) + size_t(num_snapshots)) * kept_bytes();
@@ -56,6 +64,9 @@ class SlotRecords {
 
   bool exist() const { return plan_.record_bytes > 0; }
   RecordView view() { return {memory_.as<std::byte>(), plan_.ring_size, plan_.record_bytes}; }
+  RecordView tails() {
+    return {memory_.at(plan_.records_bytes()), plan_.tail_ring_size, plan_.tail_bytes};
+  }
 
   /// The slot has a new sequence, without state.
   void add(int slot) { slots_[size_t(slot)] = {}; }
@@ -95,7 +106,7 @@ class SlotRecords {
   std::byte* snapshot(int place) {
     return saved(plan_.num_slots, 0) + size_t(place) * plan_.kept_bytes();
   }
-  /// Copies the records before `length` out of the ring, or into it.
+  /// Copies the records before `length`, and what is beside them, out of the rings or into them.
   void copy_kept(int slot, int length, std::byte* kept, bool is_out);
 
   struct Slot {
@@ -109,7 +120,7 @@ class SlotRecords {
 
   RecordPlan plan_;
   Copy copy_;
-  Buffer memory_;  // rings, what is saved, snapshots
+  Buffer memory_;  // rings of records and of tails, what is saved, snapshots
   std::vector<Slot> slots_;
   std::unordered_map<PageHash, int, PageHashHasher> snapshots_;  // where they are
   std::vector<PageHash> prefix_of_;                              // by place taken

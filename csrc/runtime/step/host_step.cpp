@@ -166,6 +166,7 @@ void HostStep::score(StepLease& lease) {
                           {.page_table = context_.table.page_table(),
                            .kv = context_.kv_layers,
                            .states = {.records = context_.records,
+                                      .tails = context_.tails,
                                       .bases = context_.base_memory,
                                       .folded_read = folded_read_.data(),
                                       .folded_write = folded_write_.data()}},

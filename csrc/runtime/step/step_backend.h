@@ -29,6 +29,7 @@ struct StepContext {
   Drafter& drafter;
   std::span<const KvLayerView> kv_layers;  // the target's; on the host those of all ranks
   RecordView records;                      // the target's, as are
+  RecordView tails;                        // what lies beside them,
   const SlotBases& bases;                  // the bases of its records,
   DeltaStates base_memory;                 // and where they lie
   std::function<void(const char* stage)> enter;
