@@ -322,4 +322,4 @@ def test_a_model_that_reads_images_as_well(
     assert texts(run(core, batch)) == plain
     assert "model.visual.merger.norm.weight is ignored: it reads images" in caplog.text
     assert "mtp.fc.weight is ignored: it drafts" in caplog.text
-    assert "a token" in caplog.text and "a sequence" in caplog.text
+    assert "(a sequence takes" in caplog.text and "pages with it, and a token" in caplog.text

@@ -18,7 +18,7 @@
 
 namespace openspec {
 
-struct ExchangeState;
+class SumExchange;
 
 /// What a step works on, or one rank's part of it on a device of its own; all of it is the
 /// runner's.
@@ -34,8 +34,8 @@ struct StepContext {
   DeltaStates base_memory;                 // and where they lie
   std::function<void(const char* stage)> enter;
   std::function<void(const std::exception&)> report_drafter_failure;
-  bool takes_trees = true;            // the target, else chains of drafts alone
-  ExchangeState* exchange = nullptr;  // of a rank on a device of its own
+  bool takes_trees = true;          // the target, else chains of drafts alone
+  SumExchange* exchange = nullptr;  // of a rank on a device of its own
 };
 
 /// Where accepted drafts of a tree stand among others, moves their KV and records to their places.

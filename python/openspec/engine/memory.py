@@ -224,9 +224,9 @@ class MemoryPlan:
         states = ""
         if self.state_bytes > 0:
             states = (
-                f"states {format_bytes(self.state_bytes)} ({format_bytes(self.sequence_bytes)} a "
-                f"sequence, {self.num_base_pages} pages with it, and "
-                f"{format_bytes(self.token_bytes)} a token), "
+                f"states {format_bytes(self.state_bytes)} (a sequence takes "
+                f"{format_bytes(self.sequence_bytes)}, {self.num_base_pages} pages with it, and a "
+                f"token {format_bytes(self.token_bytes)}), "
             )
         whose = f"each of {self.num_ranks} ranks has " if self.num_ranks > 1 else ""
         return (

@@ -334,7 +334,7 @@ class DeltaChecks {
   }
 
   /// Steps of `num_rows` of which each commits some, the rest being other tokens: around a block's
-  /// edge each number of them. Folds lag behind, as while steps are under way.
+  /// edge each number of them. Folds lag so many positions behind, as while steps are under way.
   void check_acceptance(int num_rows, int lag) {
     for (int accepted = 1; accepted <= num_rows; ++accepted) {
       for (int begin = 28; begin <= 36; ++begin) {
@@ -346,9 +346,9 @@ class DeltaChecks {
           DeltaTokens mixed = tokens_;  // the draft after those that count is another one
           const auto at = static_cast<ptrdiff_t>(committed + accepted) * shape_.conv_width();
           std::copy(others_.qkv.begin() + at, others_.qkv.end(), mixed.qkv.begin() + at);
+          settled = std::max(settled, committed - lag);
           check_rows(rig.step({{0, &mixed, committed, num_rows, settled}}, run_), committed,
                      accepted, 0);
-          settled = lag == 0 ? committed : std::max(settled, committed - lag);
           committed += accepted;
         }
       }
