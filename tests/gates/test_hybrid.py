@@ -21,6 +21,7 @@ from openspec.errors import ConfigError
 from openspec.messages import SamplingParams, SpeculativeOptions
 from openspec.specs.runner import RunnerConfig
 from tests.gates import harness, hybrid_target
+from tests.gates.grammars import KINDS, grammar_core
 from tests.gates.harness import Job, Result, make_core, run, run_alone, texts
 from tests.gates.workload import jobs
 
@@ -225,6 +226,18 @@ def test_preemption(num_drafts: int) -> None:
     core = drafted(num_drafts, kv_cache_memory=num_pages * plan["page_bytes"], max_model_len=200)
     assert texts(run(core, batch_of(16))) == expected(16)
     assert core.stats().num_preemptions > 0
+
+
+def test_grammars() -> None:
+    """Which force drafts of their own, and hold sequences whose masks are not there in time."""
+    batch = [
+        dataclasses.replace(job, grammar=KINDS[i % len(KINDS)])
+        for i, job in enumerate(batch_of(10))
+    ]
+    plain = texts(run_alone(grammar_core(method="none", enable_prefix_caching=False), batch))
+    core = grammar_core(method="ngram", ngram_min=1, num_speculative_tokens=4)
+    assert texts(run(core, batch)) == plain
+    assert core.stats().num_forced_tokens > 0
 
 
 def test_cancellation() -> None:
