@@ -178,6 +178,14 @@ OPENSPEC_INLINE Vf exp_nonpositive(Vf x) {
   return x > -87.0f ? y : Vf{};  // also NaN gives 0
 }
 
+OPENSPEC_INLINE Vf sigmoid(Vf x) {
+  const Vf e = exp_nonpositive(x < 0.0f ? x : -x);
+  return (x < 0.0f ? e : splat(1.0f)) / (e + 1.0f);
+}
+
+/// x * sigmoid(x).
+OPENSPEC_INLINE Vf silu(Vf x) { return x * sigmoid(x); }
+
 /// Finite e4m3 codes as fp32, exactly: their values times 2^-120, for that is what their bits mean
 /// there. Subnormal codes are fp32's subnormals, with which a product is exact where it is not one.
 /// So what they are multiplied by comes times kCodeFactor, which keeps sums of any use far from

@@ -20,6 +20,7 @@ from openspec.checkpoint.quantization.declared import (
 )
 from openspec.checkpoint.tensor_info import TensorInfo, name_some
 from openspec.errors import ConfigError
+from openspec.specs.layers import AttentionSpec
 from openspec.specs.target import TargetSpec, TensorScale
 
 logger = logging.getLogger(__name__)
@@ -101,11 +102,20 @@ def weight_format(tensors: Mapping[str, TensorInfo], declared: Declared) -> Weig
 
 
 def made_format(spec: TargetSpec, wanted: str) -> WeightFormat:
-    """What `wanted`, a key of MADE, makes of the bfloat16 weights of a target."""
+    """What `wanted`, a key of MADE, makes of the bfloat16 weights of a target.
+
+    Raises:
+        ConfigError: it is not made of such layers.
+    """
     form, hidden = MADE[wanted], spec.hidden_size
     quantized = {}
     for i, layer in enumerate(spec.layers):
         attention, inner = layer.mixer, layer.mlp.intermediate_size
+        if not isinstance(attention, AttentionSpec):
+            raise ConfigError(
+                f"--quantization {wanted}: not for models with layers of linear attention yet; "
+                "drop it"
+            )
         q, kv = (n * attention.head_dim for n in (attention.num_q_heads, attention.num_kv_heads))
         shapes = {"self_attn.q": (q, hidden), "self_attn.o": (hidden, q)}
         shapes |= {"self_attn.k": (kv, hidden), "self_attn.v": (kv, hidden)}
