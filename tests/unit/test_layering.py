@@ -30,6 +30,7 @@ KERNEL_FAMILIES: dict[str, tuple[str, ...]] = {
     "experts": ("linear",),
     "attention": ("linear",),  # the CPU's tile of sums
     "norm": ("exchange",),  # where sums are taken
+    "delta_net": (),
     "rope": ("attention",),  # the CPU's largest head
     "steps": ("choose", "exchange"),  # parameters of sampling; what a step counted
     "drafts": ("choose", "linear", "steps"),

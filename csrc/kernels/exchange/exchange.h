@@ -209,7 +209,8 @@ int meet_cuda(const Exchange& exchange, bool lets_next_begin, void* stream);
 
 /// Rows of shared columns from which each is *dealt*: it is whole on one rank alone, which works
 /// for all and shares what comes of it. Fewer cost less than sharing that.
-inline constexpr int kMinDealtRows = 16;
+inline constexpr int kMinDealtRows = 8;
+static_assert(kMinDealtRows >= kMaxRanks, "each rank has a row");
 constexpr bool are_dealt(int num_rows) { return num_rows >= kMinDealtRows; }
 
 struct RowRange {

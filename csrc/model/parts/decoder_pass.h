@@ -65,9 +65,10 @@ class DecoderPass {
   void attend(const DecoderLayer& layer, const void* x, const KvLayerView& kv);
   /// x [num_rows, hidden_size].
   void mlp(const DecoderLayer& layer, const void* x);
-  /// What a part of another kind puts out, as `attend` and `mlp` do; it stays until the next
-  /// `norm`.
-  void add(const Delta& due) { due_ = due; }
+  /// What a part of another kind puts out, as `attend` and `mlp` do: x W^T.
+  void add_product(const PackedLinear& weight, const void* x);
+  /// The same as rows [num_rows, hidden_size], which stay until the next `norm`.
+  void add_rows(const void* rows) { due_ = {.rows = rows}; }
   /// x [num_rows, hidden_size] convolved, for `attend` or `mlp`. What is due after them is
   /// convolved with the other coefficients; it lies in `normed` then, until the next `norm`.
   const void* convolve(const BlockConv& conv, const void* x);

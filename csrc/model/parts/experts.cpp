@@ -80,7 +80,7 @@ void ExpertsPart::run(const ExecContext& exec, DecoderPass& pass, const ExpertsL
                       .top_k = spec_.top_k,
                       .dtype = dtype_,
                       .workspace = workspace});
-  pass.add({.rows = out});
+  pass.add_rows(out);
 }
 
 }  // namespace openspec

@@ -10,7 +10,6 @@
 
 namespace openspec {
 
-struct InboxFloats;
 struct LinearParams;
 struct RmsNormParams;
 

@@ -128,10 +128,10 @@ const TargetRegistration registration(
      .weight_bytes = &DenseTarget::weight_bytes_of,
      .scratch_bytes = &DenseTarget::scratch_bytes_of,
      .state_needs =
-         [](const TargetSpec& spec, TpRank rank) {
-           const DenseConfig config(spec, rank);
-           return StateNeeds{
-               .kv_layers = {spec.layers.size(), {config.part().kv_heads.count, config.head_dim}}};
+         [](const TargetSetup& setup) {
+           const DenseConfig config(setup.spec, setup.rank);
+           return StateNeeds{.kv_layers = {setup.spec.layers.size(),
+                                           {config.part().kv_heads.count, config.head_dim}}};
          },
      .inbox_floats = &DenseTarget::inbox_floats_of});
 

@@ -117,8 +117,8 @@ class MixtureTarget final : public TargetModel, DecoderModel<MixtureConfig, Mixt
     return scratch_bytes(c, setup.dtype, setup.device, setup.limits, setup.num_threads) +
            ExpertsPart::bytes(c.experts, c.hidden_size, setup.dtype, setup.limits);
   }
-  static StateNeeds state_needs_of(const TargetSpec& spec, TpRank rank) {
-    const MixtureConfig c({.spec = spec, .limits = {}, .rank = rank});
+  static StateNeeds state_needs_of(const TargetSetup& setup) {
+    const MixtureConfig c(setup);
     return {.kv_layers = {c.layers.size(), {c.num_kv_heads, c.head_dim}}};
   }
 
