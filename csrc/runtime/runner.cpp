@@ -420,14 +420,15 @@ std::vector<double> Runner::time_steps(std::span<const StepKind> kinds, int cont
   OPENSPEC_CHECK_ARG(table_.slots_in_use().empty(), "step times are measured on an idle engine");
   int most_seqs = 0;
   for (const StepKind& kind : kinds) most_seqs = std::max(most_seqs, kind.num_seqs);
-  // Made-up sequences, which share their pages: what is in them does not matter.
+  // Made-up sequences, which share their pages: what is in these does not matter.
   const int room = std::min(config_.limits().max_tokens, num_pages() * config_.page_size);
   const int most_rows = room - context - num_rows_ahead() - 1;
   PageLease pages(sequences_.pool(), table_.pages_for(room));
   if (!pages.ok()) return {};
-  const std::vector<int32_t> tokens(static_cast<size_t>(context), 0);
   std::vector<int> slots;
   for (int i = 0; i < most_seqs; ++i) {
+    const std::vector<int32_t> tokens(static_cast<size_t>(context),
+                                      made_up_token(i, config_.target.vocab_size));
     slots.push_back(table_.add(tokens, context, {}, sequences_.prefixes().root({})));
     std::copy(pages.pages().begin(), pages.pages().end(), table_.page_row(slots.back()).begin());
   }

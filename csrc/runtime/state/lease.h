@@ -34,6 +34,11 @@ struct StepKind {
   bool operator==(const StepKind&) const = default;
 };
 
+/// Tokens of made-up sequences, each another one: equal rows would all go to the same experts.
+constexpr int32_t made_up_token(int number, int vocab_size) {
+  return static_cast<int32_t>(int64_t{number} * 7919 % vocab_size);
+}
+
 /// What a step of one kind took.
 struct TimedStep {
   StepKind kind;

@@ -376,7 +376,10 @@ double HostStep::time_step(const StepKind& kind, std::span<const int> slots) {
               .num_tokens = context,
               .draft = {}};
     const int num_rows = (kind.num_rows + i) / kind.num_seqs;
-    for (int row = 1; row < num_rows; ++row) span.draft.append(0);
+    const int first = kind.num_seqs + i * (num_rows - 1);
+    for (int row = 1; row < num_rows; ++row) {
+      span.draft.append(made_up_token(first + row, config.target.vocab_size));
+    }
     lease.spans.push_back(std::move(span));
     wanted.push_back({.slot = slot, .num_wanted = config.max_draft_tokens});
   }
