@@ -36,8 +36,10 @@ def upcast_linears(model: nn.Module) -> None:
                 return functional.linear(x, linear.weight.float(), bias)
 
             module.forward = forward  # type: ignore[method-assign]
-        elif not list(module.children()):
-            module.float()
+        else:  # experts have weights of their own and modules
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                if tensor.is_floating_point():
+                    tensor.data = tensor.data.float()
 
 
 def logits_of_transformers(folder: Path, token_ids: list[int], *, is_exact: bool) -> Tensor:
