@@ -210,7 +210,8 @@ TEST(rows_are_invariant) {
         for (int num_rows = 1; num_rows <= 25; ++num_rows) {
           check(num_rows * 13, num_rows, By::kDispatch);
         }
-        for (const int num_rows : {32, 33, 64, 65, 96, 97, 128, 129, 192, 193, 256, 257, 550, 1024}) {
+        for (const int num_rows :
+             {32, 33, 64, 65, 96, 97, 128, 129, 192, 193, 256, 257, 550, 1024}) {
           check(num_rows, num_rows, By::kDispatch);
         }
         for (const int num_rows : {1, 9, 24, 40}) check(5, num_rows, By::kStream);
