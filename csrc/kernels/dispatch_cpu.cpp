@@ -7,10 +7,13 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "kernels/attention/head_gate.h"
 #include "kernels/attention/layout.h"
 #include "kernels/attention/span_attention.h"
 #include "kernels/choose/choose.h"
 #include "kernels/choose/layout.h"
+#include "kernels/delta_net/delta_net.h"
+#include "kernels/delta_net/workspace_cpu.h"
 #include "kernels/drafts/block_conv.h"
 #include "kernels/drafts/draft_tree.h"
 #include "kernels/drafts/token_pairs.h"
@@ -149,6 +152,8 @@ void rope_angles_cpu(const ExecContext& exec, const RopeAnglesParams& params) {
 void rope_append_cpu(const ExecContext& exec, const RopeAppendParams& params) {
   OPENSPEC_CHECK(params.kv.head_dim % 2 == 0 && params.kv.head_dim <= kMaxHeadDim, "head_dim ",
                  params.kv.head_dim, " is not even and at most ", kMaxHeadDim);
+  OPENSPEC_CHECK(params.rotary_dim % 2 == 0 && params.rotary_dim <= params.kv.head_dim,
+                 "rotary_dim ", params.rotary_dim, " of heads of ", params.kv.head_dim);
   ops().rope_append(exec, params);
 }
 
@@ -185,6 +190,31 @@ void span_attention_cpu(const ExecContext& exec, const SpanAttentionParams& para
   OPENSPEC_CHECK(params.window >= 0 && (params.is_causal || !params.window_follows_rows),
                  "a window of ", params.window, " tokens that follows rows needs causal rows");
   ops().span_attention(exec, params);
+}
+
+void head_gate_cpu(const ExecContext& exec, const HeadGateParams& params) {
+  OPENSPEC_CHECK(params.head_dim % 32 == 0, "head_dim ", params.head_dim,
+                 " is not a multiple of 32");
+  ops().head_gate(exec, params);
+}
+
+size_t delta_net_workspace_bytes_cpu(const DeltaShape& shape, int num_rows, int num_threads) {
+  constexpr size_t kAlignment = 64;
+  return kAlignment + gated_delta::row_floats(shape, num_rows) * sizeof(float) +
+         static_cast<size_t>(num_threads) * sizeof(gated_delta::HeadScratch);
+}
+
+void delta_net_cpu(const ExecContext& exec, const DeltaNetParams& params) {
+  const DeltaShape& shape = params.shape;
+  OPENSPEC_CHECK(
+      shape.num_k_heads > 0 && shape.num_v_heads > 0 && shape.num_v_heads % shape.num_k_heads == 0,
+      shape.num_v_heads, " value heads cannot share ", shape.num_k_heads, " key heads");
+  OPENSPEC_CHECK(params.records.ring_size % kDeltaBlock == 0 &&
+                     params.records.ring_size >= 3 * kDeltaBlock &&
+                     params.conv_rows.ring_size >= kDeltaTaps - 1,
+                 "rings of ", params.records.ring_size, " records and ", params.conv_rows.ring_size,
+                 " rows of the convolution are too short");
+  ops().delta_net(exec, params);
 }
 
 size_t choose_workspace_bytes_cpu(int num_threads, int vocab_size) {

@@ -56,3 +56,32 @@ def ngram_lookup(
         earliest,
     )
     return drafts, num_drafts, match_len
+
+
+def delta_net(
+    qkv: Tensor,  # [num_tokens, 256 * num_k_heads + 128 * num_v_heads] float32 or bfloat16
+    z: Tensor,  # [num_tokens, num_v_heads * 128], as qkv: the gate of the output
+    b: Tensor,  # [num_tokens, num_v_heads], as qkv
+    a: Tensor,  # [num_tokens, num_v_heads], as qkv
+    *,
+    conv_weight: Tensor,  # [4, width of qkv] float32, the row's own tap last
+    a_log: Tensor,  # [num_v_heads] float32
+    dt_bias: Tensor,  # [num_v_heads] float32
+    norm_weight: Tensor,  # [128] float32
+    num_k_heads: int,
+    eps: float = 1e-6,
+    chunk: int = 64,
+) -> Tensor:
+    """Gated DeltaNet of one sequence from its first token, between its projections; on the CPU.
+
+    Shapes: the output is [num_tokens, num_v_heads * 128], as qkv. `chunk` tokens run at a time: its
+        bits do not depend on it.
+
+    Raises: ValueError, TypeError for what does not fit.
+
+    Source: csrc/kernels/delta_net/delta_net.h.
+    """
+    out: Tensor = torch.ops.openspec.delta_net(
+        qkv, z, b, a, conv_weight, a_log, dt_bias, norm_weight, num_k_heads, eps, chunk
+    )
+    return out

@@ -29,6 +29,7 @@ KERNEL_FAMILIES: dict[str, tuple[str, ...]] = {
     "linear": ("exchange",),  # where sums are sent
     "attention": ("linear",),  # the CPU's tile of sums
     "norm": ("exchange",),  # where sums are taken
+    "delta_net": (),
     "rope": ("attention",),  # the CPU's largest head
     "steps": ("choose", "exchange"),  # parameters of sampling; what a step counted
     "drafts": ("choose", "linear", "steps"),

@@ -9,12 +9,6 @@
 
 namespace openspec::OPENSPEC_ISA {
 
-OPENSPEC_INLINE Vf silu(Vf x) {
-  const Vf e = exp_nonpositive(x < 0.0f ? x : -x);
-  const Vf sigmoid = (x < 0.0f ? e : splat(1.0f)) / (e + 1.0f);
-  return x * sigmoid;
-}
-
 // Where outputs go, of all splits together, or of one where they stay apart.
 struct OutputRows {
   void* data;

@@ -115,8 +115,7 @@ const TargetRegistration failing_registration(
      },
      .weight_bytes = [](const TargetSetup& setup) { return dense_kind().weight_bytes(setup); },
      .scratch_bytes = [](const TargetSetup& setup) { return dense_kind().scratch_bytes(setup); },
-     .state_needs = [](const TargetSpec& spec,
-                       TpRank rank) { return dense_kind().state_needs(spec, rank); },
+     .state_needs = [](const TargetSetup& setup) { return dense_kind().state_needs(setup); },
      .inbox_floats = [](const TargetSetup& setup) { return dense_kind().inbox_floats(setup); }});
 
 const TargetRegistration lonely_registration("lonely", {});
