@@ -220,6 +220,7 @@ void bind_values(py::module_& m) {
       .def_readonly("table_bytes", &MemoryPlan::table_bytes)
       .def_readonly("draft_fixed_bytes", &MemoryPlan::draft_fixed_bytes)
       .def_readonly("state_bytes", &MemoryPlan::state_bytes)
+      .def_readonly("num_base_pages", &MemoryPlan::num_base_pages)
       .def_readonly("page_bytes", &MemoryPlan::page_bytes);
   bind_vocabulary(m);
   py::class_<PythonGrammar>(m, "Grammar")
@@ -409,6 +410,8 @@ void bind_runner(py::module_& m) {
       .def_property_readonly("num_pages", &Runner::num_pages)
       .def_property_readonly("num_free_pages", &Runner::num_free_pages)
       .def_property_readonly("num_free_slots", &Runner::num_free_slots)
+      .def("wanted_end", &Runner::wanted_end, py::arg("slot"))
+      .def_property_readonly("num_base_pages", &Runner::num_base_pages)
       .def("num_pages_needed", &Runner::num_pages_needed, py::arg("slot"), py::arg("num_rows"))
       .def("reset_prefix_cache", of_prefixes<&PrefixCache::reset>)
       .def("record_page_events", of_prefixes<&PrefixCache::record_events>)

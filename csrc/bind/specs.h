@@ -37,9 +37,19 @@ struct Description<AttentionSpec> {
       {"head_dim", read_as<&AttentionSpec::head_dim>},
       {"has_qk_norm", read_as<&AttentionSpec::has_qk_norm>},
       {"has_qkv_bias", read_as<&AttentionSpec::has_qkv_bias>},
+      {"has_gate", read_as<&AttentionSpec::has_gate>},
       {"inv_freq", read_as<&AttentionSpec::inv_freq>},
       {"rope_scale", read_as<&AttentionSpec::rope_scale>},
       {"window", read_as<&AttentionSpec::window>},
+  };
+};
+
+template <>
+struct Description<DeltaNetSpec> {
+  static constexpr const char* kClass = "DeltaNetSpec";
+  static constexpr Field<DeltaNetSpec> kFields[] = {
+      {"num_key_heads", read_as<&DeltaNetSpec::num_key_heads>},
+      {"num_value_heads", read_as<&DeltaNetSpec::num_value_heads>},
   };
 };
 

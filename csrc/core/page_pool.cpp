@@ -65,10 +65,11 @@ PageId PagePool::find(const PageHash& hash) {
   return found->second;
 }
 
-bool PagePool::publish(PageId page, const PageHash& hash) {
+bool PagePool::publish(PageId page, const PageHash& hash, bool is_silent) {
   Page& state = held(page);
   if (state.published || !index_.emplace(hash, page).second) return false;
   state.published = true;
+  state.is_silent = is_silent;
   state.hash = hash;
   return true;
 }
@@ -77,7 +78,7 @@ void PagePool::forget(PageId page) {
   Page& state = pages_[static_cast<size_t>(page)];
   index_.erase(state.hash);
   state.published = false;
-  if (event_log_ != nullptr) event_log_->removed(state.hash);
+  if (event_log_ != nullptr && !state.is_silent) event_log_->removed(state.hash);
 }
 
 void PagePool::reset_cache() {
@@ -91,7 +92,9 @@ void PagePool::reset_cache() {
 std::vector<PageHash> PagePool::published_hashes() const {
   std::vector<PageHash> hashes;
   hashes.reserve(index_.size());
-  for (const auto& entry : index_) hashes.push_back(entry.first);
+  for (const auto& [hash, page] : index_) {
+    if (!pages_[static_cast<size_t>(page)].is_silent) hashes.push_back(hash);
+  }
   return hashes;
 }
 

@@ -42,8 +42,9 @@ class PagePool {
   /// Whether there is one.
   bool has(const PageHash& hash) const { return index_.contains(hash); }
   /// Offers a held page for reuse; whether it stands under `hash` from then on. If another page
-  /// already does, that one stays.
-  bool publish(PageId page, const PageHash& hash);
+  /// already does, that one stays. Of a page that `is_silent` neither log nor published_hashes()
+  /// tells: it holds something else than tokens' KV.
+  bool publish(PageId page, const PageHash& hash, bool is_silent = false);
   /// Forgets every published page; held ones stay held.
   void reset_cache();
   /// Tells `log` of pages that cease to be reusable; nullptr: nobody. Whoever publishes a page
@@ -59,7 +60,7 @@ class PagePool {
  private:
   struct Page {
     int num_references = 0;
-    bool published = false;
+    bool published = false, is_silent = false;
     PageHash hash;
     std::list<PageId>::iterator cached_at;  // valid while cached
   };

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "kernels/attention/head_gate.h"
 #include "kernels/attention/layout.h"
 #include "kernels/attention/span_attention.h"
 #include "kernels/choose/choose.h"
@@ -151,6 +152,8 @@ void rope_angles_cpu(const ExecContext& exec, const RopeAnglesParams& params) {
 void rope_append_cpu(const ExecContext& exec, const RopeAppendParams& params) {
   OPENSPEC_CHECK(params.kv.head_dim % 2 == 0 && params.kv.head_dim <= kMaxHeadDim, "head_dim ",
                  params.kv.head_dim, " is not even and at most ", kMaxHeadDim);
+  OPENSPEC_CHECK(params.rotary_dim % 2 == 0 && params.rotary_dim <= params.kv.head_dim,
+                 "rotary_dim ", params.rotary_dim, " of heads of ", params.kv.head_dim);
   ops().rope_append(exec, params);
 }
 
@@ -187,6 +190,12 @@ void span_attention_cpu(const ExecContext& exec, const SpanAttentionParams& para
   OPENSPEC_CHECK(params.window >= 0 && (params.is_causal || !params.window_follows_rows),
                  "a window of ", params.window, " tokens that follows rows needs causal rows");
   ops().span_attention(exec, params);
+}
+
+void head_gate_cpu(const ExecContext& exec, const HeadGateParams& params) {
+  OPENSPEC_CHECK(params.head_dim % 32 == 0, "head_dim ", params.head_dim,
+                 " is not a multiple of 32");
+  ops().head_gate(exec, params);
 }
 
 size_t delta_net_workspace_bytes_cpu(const DeltaShape& shape, int num_rows, int num_threads) {

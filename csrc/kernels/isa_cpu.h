@@ -24,6 +24,7 @@ enum class Isa { kBaseline, kAvx2, kAvx512 };
   X(rope_angles, RopeAnglesParams)       \
   X(rope_append, RopeAppendParams)       \
   X(span_attention, SpanAttentionParams) \
+  X(head_gate, HeadGateParams)           \
   X(delta_net, DeltaNetParams)           \
   X(choose, ChooseParams)                \
   X(top_drafts, TopDraftsParams)         \

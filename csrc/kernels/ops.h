@@ -1,5 +1,7 @@
 #pragma once
 
+#include "core/check.h"
+#include "kernels/attention/head_gate.h"
 #include "kernels/attention/span_attention.h"
 #include "kernels/choose/choose.h"
 #include "kernels/common/device.h"
@@ -61,6 +63,12 @@ OPENSPEC_DEFINE_OP(store_blocks, StoreBlocksParams)
 OPENSPEC_DEFINE_OP(block_path, BlockPathParams)
 OPENSPEC_DEFINE_OP(block_pairs, BlockPairsParams)
 OPENSPEC_DEFINE_OP(block_trees, BlockTreesParams)
+
+/// On the CPU alone so far: a target that needs it does not run on CUDA.
+inline void head_gate(const ExecContext& exec, const HeadGateParams& params) {
+  OPENSPEC_CHECK(exec.device == Device::kCpu, "head_gate runs on the CPU");
+  head_gate_cpu(exec, params);
+}
 
 /// to[i] = from[row[i]], rows of so many bytes; rows of -1 keep what they hold. No `row`: row i.
 inline void copy_rows(const ExecContext& exec, const int32_t* row, const void* from, void* to,

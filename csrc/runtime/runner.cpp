@@ -50,8 +50,18 @@ SequenceLimits limits_of(const RunnerConfig& config, const DrafterNeeds& needs) 
 
 RecordPlan plan_records(const RunnerConfig& config, const DrafterNeeds& needs) {
   OPENSPEC_CHECK_ARG(!needs.state.has_records(), "a drafter keeps its state in pages, not records");
-  return {kind_of(config).state_needs(config.target, setup_of(config).rank),
-          limits_of(config, needs)};
+  return {kind_of(config).state_needs(setup_of(config)), limits_of(config, needs)};
+}
+
+BasePlan plan_bases(const RunnerConfig& config, const DrafterNeeds& needs) {
+  const StateNeeds state = kind_of(config).state_needs(setup_of(config));
+  OPENSPEC_CHECK_ARG(state.takes_trees || !needs.makes_trees,
+                     "this model takes chains of drafts, not trees: set draft_top_k to 1");
+  OPENSPEC_CHECK_ARG(config.draft_room() <= state.max_drafts, "this model takes at most ",
+                     state.max_drafts, " drafts, got num_speculative_tokens ", config.draft_room());
+  const size_t slice_bytes =
+      state.kv_layers.empty() ? 0 : kv_page_bytes(config, state.kv_layers.front());
+  return {state, slice_bytes, config.max_num_seqs};
 }
 
 /// Null where all is on one device.
@@ -90,8 +100,8 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
   plan.draft_fixed_bytes =
       needs.fixed_bytes + row_bytes * static_cast<size_t>(config.max_num_batched_tokens + num_kept);
   plan.state_bytes = plan_records(config, needs).bytes();
-  for (const StateNeeds& state :
-       {kind_of(config).state_needs(config.target, whole.rank), needs.state}) {
+  plan.num_base_pages = plan_bases(config, needs).num_pages;
+  for (const StateNeeds& state : {kind_of(config).state_needs(whole), needs.state}) {
     for (const KvLayerSpec& layer : state.kv_layers) {
       plan.page_bytes += kv_page_bytes(config, layer);
     }
@@ -125,7 +135,8 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
       ranks_(make_ranks(config_, exchange_.get(), std::move(drafter))),
       sequences_(
           limits_of(config_, this->drafter().needs()),
-          plan_records(config_, this->drafter().needs()), num_pages,
+          plan_records(config_, this->drafter().needs()),
+          plan_bases(config_, this->drafter().needs()), num_pages,
           [this](void* to, const void* from, size_t bytes) { backend_->copy(to, from, bytes); }),
       table_(sequences_.table()) {
   OPENSPEC_CHECK_ARG(
@@ -143,6 +154,9 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
                         .drafter = rank.drafter ? *rank.drafter : this->drafter(),
                         .kv_layers = rank.kv_layers,
                         .records = sequences_.records(),
+                        .tails = sequences_.tails(),
+                        .bases = sequences_.bases(),
+                        .base_memory = base_memory(rank, num_pages),
                         .enter = [this](const char* stage) { enter(stage); },
                         .report_drafter_failure =
                             [this](const std::exception& error) {
@@ -151,6 +165,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
                               ++stats_.num_drafter_failures;
                               stats_.last_drafter_failure = error.what();
                             }});
+    contexts.back().takes_trees = kind_of(config_).state_needs(setup_of(config_)).takes_trees;
     if (exchange_) contexts.back().exchange = &exchange_->rank(static_cast<int>(number));
   }
   if (config_.device == Device::kCuda) {
@@ -169,17 +184,23 @@ void Runner::take_pages(Rank& rank, int number, int num_pages) {
   const bool is_cuda = config_.device == Device::kCuda;
   const auto take = [&](const StateNeeds& needs) {
     std::vector<KvLayerView> views;
+    if (needs.kv_layers.empty()) return views;
+    AreaPlan areas;
+    for (const KvLayerSpec& layer : needs.kv_layers)
+      areas.take(num_pages, kv_page_bytes(config_, layer));
+    Buffer& buffer = rank.kv_buffers.emplace_back(areas.bytes, memory_of(config_.device));
+    areas = {};
     for (const KvLayerSpec& layer : needs.kv_layers) {
-      rank.kv_buffers.emplace_back(kv_page_bytes(config_, layer) * static_cast<size_t>(num_pages),
-                                   memory_of(config_.device));
-      views.push_back(
-          {rank.kv_buffers.back().data(), layer.num_kv_heads, layer.head_dim, config_.page_size});
+      views.push_back({buffer.at(areas.take(num_pages, kv_page_bytes(config_, layer))),
+                       layer.num_kv_heads, layer.head_dim, config_.page_size});
     }
     return views;
   };
   const int size = config_.tensor_parallel_size;
   for (int whose = is_cuda ? number : 0; whose < (is_cuda ? number + 1 : size); ++whose) {
-    const auto views = take(kind_of(config_).state_needs(config_.target, {whose, size}));
+    TargetSetup setup = setup_of(config_);
+    setup.rank = {whose, size};
+    const auto views = take(kind_of(config_).state_needs(setup));
     rank.kv_layers.insert(rank.kv_layers.end(), views.begin(), views.end());
   }
   if (rank.drafter) rank.drafter->attach(*rank.target, take(rank.drafter->needs().state));
@@ -191,6 +212,16 @@ void Runner::take_pages(Rank& rank, int number, int num_pages) {
     device::fill_zero(buffer.data(), buffer.bytes(), nullptr);
   }
   device::synchronize(nullptr);
+}
+
+DeltaStates Runner::base_memory(const Rank& rank, int num_pages) const {
+  DeltaStates bases = sequences_.bases().view();
+  if (!sequences_.bases().exist()) return bases;
+  const KvLayerView& layer = rank.kv_layers.front();
+  bases.page_stride = kv_page_bytes(config_, {layer.num_kv_heads, layer.head_dim});
+  bases.slice_stride = area_bytes(bases.page_stride * static_cast<size_t>(num_pages));
+  bases.data = static_cast<std::byte*>(layer.data);
+  return bases;
 }
 
 std::vector<Weights*> Runner::target_weights() {

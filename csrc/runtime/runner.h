@@ -23,6 +23,7 @@ struct MemoryPlan {
   size_t weight_bytes = 0, scratch_bytes = 0, table_bytes = 0, draft_fixed_bytes = 0;
   size_t state_bytes = 0;  // of running states: all slots' records, and snapshots of prefixes
   size_t page_bytes = 0;   // of one page, all layers
+  int num_base_pages = 0;  // of a sequence with a running state, besides those of its tokens
 };
 
 MemoryPlan plan_memory(const RunnerConfig& config);
@@ -92,6 +93,10 @@ class Runner {
   int num_free_pages() const { return sequences_.pool().num_available(); }
   int num_free_slots() const { return table_.num_free_slots(); }
   /// Pages that `num_rows` more rows would take from the pool.
+  /// Where a chunk of the slot's prompt should end, see PrefixCache; 0: nowhere.
+  int wanted_end(int slot) const { return sequences_.prefixes().wanted_end(slot); }
+  /// Pages that a sequence's running state takes besides those of its tokens.
+  int num_base_pages() const { return sequences_.bases().num_pages(); }
   int num_pages_needed(int slot, int num_rows) const {
     return sequences_.num_pages_needed(slot, num_rows);
   }
@@ -145,13 +150,15 @@ class Runner {
   struct Rank {
     std::unique_ptr<Drafter> drafter;  // null: the first rank's, which works on the host
     std::unique_ptr<TargetModel> target;
-    std::vector<Buffer> kv_buffers = {};  // by layer: the target's, then the drafter's
+    std::vector<Buffer> kv_buffers = {};  // of all its layers: the target's, then the drafter's
     // The target's; on the host those of all its ranks.
     std::vector<KvLayerView> kv_layers = {};
   };
   static std::vector<Rank> make_ranks(const RunnerConfig& config, DeviceExchange* exchange,
                                       std::unique_ptr<Drafter> drafter);
   void take_pages(Rank& rank, int number, int num_pages);
+  /// Where the bases of running states lie: in the pages of the target's KV.
+  DeltaStates base_memory(const Rank& rank, int num_pages) const;
 
   RunnerConfig config_;
   std::unique_ptr<DeviceExchange> exchange_;  // null: there is one device

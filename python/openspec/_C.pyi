@@ -45,6 +45,7 @@ class MemoryPlan:
     draft_fixed_bytes: int
     state_bytes: int
     page_bytes: int
+    num_base_pages: int
 
 def memory_plan(config: RunnerConfig) -> MemoryPlan: ...
 def drafter_names() -> list[str]:
@@ -254,7 +255,13 @@ class Runner:
     def num_free_pages(self) -> int:
         """Free or evictable."""
     @property
+    def num_base_pages(self) -> int:
+        """Pages that a sequence's running state takes besides those of its tokens."""
+    @property
     def num_free_slots(self) -> int: ...
+    def wanted_end(self, slot: int) -> int:
+        """Where a chunk of the sequence's prompt should end, so that others can begin there; 0:
+        nowhere."""
     def num_pages_needed(self, slot: int, num_rows: int) -> int:
         """Pages that `num_rows` more rows of the sequence would take from the pool, if all rows in
         flight are kept."""

@@ -184,6 +184,7 @@ class FakeRunner:
         self.max_model_len = max_model_len
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_draft_tokens = self.num_rows_ahead = max_draft_tokens
+        self.num_base_pages = 0
         self.enable_prefix_caching = enable_prefix_caching
         self.num_steps_ahead = num_steps_ahead
         self.stats = FakeStats()
@@ -282,6 +283,9 @@ class FakeRunner:
     @property
     def num_free_slots(self) -> int:
         return len(self._free_slots)
+
+    def wanted_end(self, slot: int) -> int:
+        return 0
 
     def num_pages_needed(self, slot: int, num_rows: int) -> int:
         sequence = self._slots[slot]

@@ -191,6 +191,7 @@ def test_engine_loads_it(
         draft_fixed_bytes=1,
         state_bytes=0,
         page_bytes=4096,
+        num_base_pages=0,
     )
     core = SimpleNamespace(
         why_no_cuda=lambda: "none here",

@@ -142,8 +142,6 @@ REFUSED = [
     ("MixtralForCausalLM", "mixtral", "mixture of experts"),
     ("DeepseekV3ForCausalLM", "deepseek_v3", "mixture of experts"),
     ("Qwen3NextForCausalLM", "qwen3_next", "layers of linear attention"),
-    ("Qwen3_5ForCausalLM", "qwen3_5_text", "layers of linear attention"),
-    ("Qwen3_5ForConditionalGeneration", "qwen3_5", "layers of linear attention"),
     ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "layers of linear attention"),
     ("GptOssForCausalLM", "gpt_oss", "attention sinks"),
     ("MinistralForCausalLM", "ministral", "sliding window"),

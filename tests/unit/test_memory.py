@@ -32,6 +32,7 @@ class Plan:
     table_bytes: int = 1 << 10
     draft_fixed_bytes: int = 1 << 10
     state_bytes: int = 0
+    num_base_pages: int = 0
     page_bytes: int = 1 << 16
 
 

@@ -178,12 +178,13 @@ OPENSPEC_INLINE Vf exp_nonpositive(Vf x) {
   return x > -87.0f ? y : Vf{};  // also NaN gives 0
 }
 
-/// x * sigmoid(x).
-OPENSPEC_INLINE Vf silu(Vf x) {
+OPENSPEC_INLINE Vf sigmoid(Vf x) {
   const Vf e = exp_nonpositive(x < 0.0f ? x : -x);
-  const Vf sigmoid = (x < 0.0f ? e : splat(1.0f)) / (e + 1.0f);
-  return x * sigmoid;
+  return (x < 0.0f ? e : splat(1.0f)) / (e + 1.0f);
 }
+
+/// x * sigmoid(x).
+OPENSPEC_INLINE Vf silu(Vf x) { return x * sigmoid(x); }
 
 /// Finite e4m3 codes as fp32, exactly: their values times 2^-120, for that is what their bits mean
 /// there. Subnormal codes are fp32's subnormals, with which a product is exact where it is not one.
@@ -194,10 +195,16 @@ inline constexpr float kCodeFactor = 0x1p60f, kCodeUnit = 0x1p120f / kCodeFactor
 /// 2 kLanes codes, of which those at odd places go to `high`.
 OPENSPEC_INLINE void load_e4m3(const char* p, Vf& low, Vf& high) {
   using Codes = int8_t __attribute__((vector_size(2 * kLanes)));
-  using Words = int16_t __attribute__((vector_size(4 * kLanes)));
   Codes codes;
   std::memcpy(&codes, p, sizeof codes);
+#if defined(__AVX512F__)  // g++ would widen in two halves
+  const Vu pairs = reinterpret_cast<Vu>(_mm512_cvtepi8_epi16(reinterpret_cast<__m256i>(codes)));
+#elif defined(__AVX2__)
+  const Vu pairs = reinterpret_cast<Vu>(_mm256_cvtepi8_epi16(reinterpret_cast<__m128i>(codes)));
+#else
+  using Words = int16_t __attribute__((vector_size(4 * kLanes)));
   const Vu pairs = reinterpret_cast<Vu>(__builtin_convertvector(codes, Words));
+#endif
   low = as_float(pairs << 20 & 0x87f00000u);  // the sign is there many times over
   high = as_float(pairs << 4 & 0x87f00000u);
 }

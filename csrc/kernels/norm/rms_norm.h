@@ -19,7 +19,8 @@ struct OwnedRows {
 /// eps) * weight.
 ///
 /// Statistics in fp32; the normalised value is rounded to `dtype` before the multiplication with
-/// the weight, as in the Hugging Face reference. One row's sum is always taken in the same order.
+/// the weight, as in the Hugging Face reference, unless it `rounds_once`. One row's sum is always
+/// taken in the same order.
 /// `delta` may come as partial sums of a split linear: their sum in order, rounded to `dtype`.
 struct RmsNormParams {
   void* residual = nullptr;  // [num_rows, width] dtype, updated in place when delta is given
@@ -44,6 +45,9 @@ struct RmsNormParams {
   int num_rows = 0;
   int width = 0;
   float eps = 1e-6f;
+  // Only the product with the weight is rounded, as the reference of Gemma and Qwen3.5 has it. CPU
+  // only.
+  bool rounds_once = false;
   DType dtype = DType::kF32;
 };
 

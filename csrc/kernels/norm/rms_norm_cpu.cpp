@@ -47,6 +47,12 @@ void norm_row(const RmsNormParams& params, int64_t row) {
     sum.add(values, count);
   }
   const float scale = sum.inverse_rms(width, params.eps);
+  if (params.rounds_once) {
+    for (int64_t i = 0; i < width; ++i) {
+      out[i] = T::store(T::load(residual[i]) * scale * params.weight[i]);
+    }
+    return;
+  }
   for (int64_t i = 0; i < width; ++i) {
     out[i] = T::store(T::round(T::load(residual[i]) * scale) * params.weight[i]);
   }

@@ -232,7 +232,7 @@ int rope_angles_cuda(const RopeAnglesParams& params, void* stream) {
 
 int rope_append_cuda(const RopeAppendParams& params, void* stream) {
   if (params.dtype != DType::kBF16 || params.num_q_heads < 0 || params.kv.num_kv_heads < 1 ||
-      params.kv.page_size < 1 ||
+      params.kv.page_size < 1 || params.has_gates || params.rotary_dim != 0 || params.rounds_once ||
       !cuda::are_aligned(params.qkv, params.cos_sin, params.q_norm, params.k_norm, params.q,
                          params.kv.data)) {
     return cudaErrorInvalidValue;

@@ -38,24 +38,27 @@ OPENSPEC_INLINE void cos_sin_of(float angle, float& cosine, float& sine) {
 }
 
 // Half-rotation: pairs (x_j, x_{j + half}).
-OPENSPEC_INLINE void rotate(const float* x, const float* cos_sin, int half, float* out) {
+OPENSPEC_INLINE void rotate(float* x, const float* cos_sin, int half) {
   const float* cosine = cos_sin;
   const float* sine = cos_sin + half;
   for (int j = 0; j < half; ++j) {
     const float low = x[j];
     const float high = x[j + half];
-    out[j] = low * cosine[j] - high * sine[j];
-    out[j + half] = high * cosine[j] + low * sine[j];
+    x[j] = low * cosine[j] - high * sine[j];
+    x[j + half] = high * cosine[j] + low * sine[j];
   }
+}
+
+OPENSPEC_INLINE int rotary_dim(const RopeAppendParams& params) {
+  return params.rotary_dim > 0 ? params.rotary_dim : params.kv.head_dim;
 }
 
 // Reads a head as fp32, norms it (with HF's rounding in bf16) and rotates it.
 OPENSPEC_INLINE void norm_and_rotate(const RopeAppendParams& params, const void* head,
                                      const float* weight, const float* cos_sin, void* out) {
-  const int dim = params.kv.head_dim;
+  const int dim = params.kv.head_dim, turning = rotary_dim(params);
   const bool is_f32 = params.dtype == DType::kF32;
   float x[attention::kMaxHeadDim];
-  float rotated[attention::kMaxHeadDim];
   if (is_f32) {
     std::memcpy(x, head, dim * sizeof(float));
   } else {
@@ -65,15 +68,17 @@ OPENSPEC_INLINE void norm_and_rotate(const RopeAppendParams& params, const void*
     const float scale = inverse_rms(x, dim, params.eps);
     if (is_f32) {
       for (int i = 0; i < dim; ++i) x[i] = x[i] * scale * weight[i];
+    } else if (params.rounds_once) {
+      for (int i = 0; i < dim; ++i) x[i] = round_to_bf16(x[i] * scale * weight[i]);
     } else {
       for (int i = 0; i < dim; ++i) x[i] = round_to_bf16(round_to_bf16(x[i] * scale) * weight[i]);
     }
   }
+  rotate(x, cos_sin, turning / 2);
   if (is_f32) {
-    rotate(x, cos_sin, dim / 2, static_cast<float*>(out));
+    std::memcpy(out, x, dim * sizeof(float));
   } else {
-    rotate(x, cos_sin, dim / 2, rotated);
-    float_to_bf16(rotated, static_cast<uint16_t*>(out), dim);
+    float_to_bf16(x, static_cast<uint16_t*>(out), dim);
   }
 }
 
@@ -98,22 +103,23 @@ void rope_append(const ExecContext& exec, const RopeAppendParams& params) {
   const int64_t dim = params.kv.head_dim;
   const int64_t head_bytes = dim * static_cast<int64_t>(dtype_bytes(params.dtype));
   const int num_kv_heads = params.kv.num_kv_heads;
-  const int64_t num_heads = params.num_q_heads + 2 * num_kv_heads;
+  const int64_t q_heads_apart = params.has_gates ? 2 : 1;
+  const int64_t num_heads = q_heads_apart * params.num_q_heads + 2 * num_kv_heads;
   const int64_t row_heads = params.row_heads > 0 ? params.row_heads : num_heads;
   const int64_t page_size = params.kv.page_size;
   for_each_row(exec, params.rows.num_rows, 2 * num_heads * dim, [&](int64_t row) {
     const char* in = static_cast<const char*>(params.qkv) + row * row_heads * head_bytes;
-    const float* cos_sin = params.cos_sin + row * dim;
+    const float* cos_sin = params.cos_sin + row * rotary_dim(params);
     char* q = static_cast<char*>(params.q) + row * params.num_q_heads * head_bytes;
     for (int head = 0; head < params.num_q_heads; ++head) {
-      norm_and_rotate(params, in + head * head_bytes, params.q_norm, cos_sin,
+      norm_and_rotate(params, in + head * q_heads_apart * head_bytes, params.q_norm, cos_sin,
                       q + head * head_bytes);
     }
     const int64_t slot = params.rows.row_kv_slot[row];
     if (slot < 0) return;
     const int64_t page = slot / page_size;
     const int64_t offset = slot % page_size;
-    const char* k_in = in + params.num_q_heads * head_bytes;
+    const char* k_in = in + q_heads_apart * params.num_q_heads * head_bytes;
     for (int head = 0; head < num_kv_heads; ++head) {
       const int64_t k_line = (page * 2 * num_kv_heads + head) * page_size + offset;
       const int64_t v_line = k_line + num_kv_heads * page_size;

@@ -23,7 +23,7 @@ void check_size(const char* name, int value) {
   OPENSPEC_CHECK_ARG(value > 0 && value <= (1 << 24), name, " must be positive, got ", value);
 }
 
-void LayerGeometry::validate() const {
+void LayerGeometry::validate(bool may_turn_partly) const {
   check_size("hidden_size", hidden_size);
   check_size("num_q_heads", num_q_heads);
   check_size("num_kv_heads", num_kv_heads);
@@ -33,8 +33,9 @@ void LayerGeometry::validate() const {
                      ") must be a multiple of num_kv_heads (", num_kv_heads, ")");
   OPENSPEC_CHECK_ARG(head_dim % 2 == 0, "head_dim must be even, got ", head_dim);
   OPENSPEC_CHECK_ARG(rms_norm_eps > 0.0f, "rms_norm_eps must be positive, got ", rms_norm_eps);
-  OPENSPEC_CHECK_ARG(static_cast<int>(inv_freq.size()) == head_dim / 2, "inv_freq has ",
-                     inv_freq.size(), " entries, expected ", head_dim / 2);
+  const bool is_part = may_turn_partly && rotary_dim() > 0 && rotary_dim() < head_dim;
+  OPENSPEC_CHECK_ARG(is_part || rotary_dim() == head_dim, "inv_freq has ", inv_freq.size(),
+                     " entries, expected ", head_dim / 2);
   part();
 }
 
@@ -94,15 +95,17 @@ void add_attention(Weights& weights, const LayerGeometry& g, const std::string& 
                    DecoderLayer& layer) {
   const std::string attention = prefix + "self_attn.";
   const Part q = g.part().q_heads.of_size(g.head_dim), kv = g.part().kv_heads.of_size(g.head_dim);
+  const Part queries = g.has_gate ? g.part().q_heads.of_size(2 * g.head_dim) : q;
   layer.qkv = weights.add_linear(attention, {"q_proj.weight", "k_proj.weight", "v_proj.weight"},
-                                 {q, kv, kv}, g.attention_inputs(), LinearEpilogue::kNone,
+                                 {queries, kv, kv}, g.attention_inputs(), LinearEpilogue::kNone,
                                  /*may_split=*/false, g.has_qkv_bias);
   layer.o = weights.add_linear(attention, {"o_proj.weight"}, {g.hidden_size}, q,
                                LinearEpilogue::kNone, /*may_split=*/true);
-  layer.input_norm = weights.add_norm(prefix + "input_layernorm.weight", g.hidden_size);
+  layer.input_norm =
+      weights.add_norm(prefix + "input_layernorm.weight", g.hidden_size, g.norms_from_one);
   if (g.has_qk_norm) {
-    layer.q_norm = weights.add_norm(attention + "q_norm.weight", g.head_dim);
-    layer.k_norm = weights.add_norm(attention + "k_norm.weight", g.head_dim);
+    layer.q_norm = weights.add_norm(attention + "q_norm.weight", g.head_dim, g.norms_from_one);
+    layer.k_norm = weights.add_norm(attention + "k_norm.weight", g.head_dim, g.norms_from_one);
   }
 }
 
@@ -115,7 +118,8 @@ void add_mlp(Weights& weights, const LayerGeometry& g, const std::string& prefix
                          g.hidden_size, LinearEpilogue::kSwiGlu);
   layer.down = weights.add_linear(mlp, {"down_proj.weight"}, {g.hidden_size}, intermediate,
                                   LinearEpilogue::kNone, /*may_split=*/true);
-  layer.post_norm = weights.add_norm(prefix + "post_attention_layernorm.weight", g.hidden_size);
+  layer.post_norm =
+      weights.add_norm(prefix + "post_attention_layernorm.weight", g.hidden_size, g.norms_from_one);
 }
 
 void check_geometry(const LayerGeometry& g, DType dtype, Device device) {
@@ -174,7 +178,7 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
   at.attended = take_rows(g.q_width(), dtype_bytes(dtype));
   at.delta = take_rows(g.hidden_size, dtype_bytes(dtype));
   at.activated = take_rows(part.intermediate.count, dtype_bytes(dtype));
-  at.cos_sin = take_rows(g.head_dim, sizeof(float));
+  at.cos_sin = take_rows(g.rotary_dim(), sizeof(float));
   at.taps = take_rows(limits.max_taps, dtype_bytes(dtype));
 #ifdef OPENSPEC_CUDA
   if (device == Device::kCuda) {
@@ -289,7 +293,7 @@ DecoderPass::DecoderPass(const ExecContext& exec, DecoderScratch& scratch, const
                            .inv_freq = inv_freq,
                            .cos_sin = at<float>(places.cos_sin),
                            .num_rows = rows.num_rows,
-                           .head_dim = g.head_dim,
+                           .head_dim = g.rotary_dim(),
                            .scale = g.rope_scale,
                            .is_fence = is_fenced});
 }
@@ -327,6 +331,7 @@ void DecoderPass::norm(void* residual, const float* weight, void* out, int64_t o
                                 .num_rows = attention_.rows.num_rows,
                                 .width = g.hidden_size,
                                 .eps = g.rms_norm_eps,
+                                .rounds_once = g.norms_from_one,
                                 .dtype = scratch_.dtype_};
   if (due_.weight != nullptr) {
     norm_of_sums(params, is_read);
@@ -335,6 +340,23 @@ void DecoderPass::norm(void* residual, const float* weight, void* out, int64_t o
   }
   due_ = {};
   starts_ = false;
+}
+
+void DecoderPass::norm_after(int layer, const Captures& captures, void* residual,
+                             const float* weight, void* out) {
+  const std::vector<int>& layers = captures.layers;
+  const auto found = std::find(layers.begin(), layers.end(), layer);
+  const bool is_captured = found != layers.end();
+  norm(residual, weight, out, /*out_stride=*/0, /*is_read=*/is_captured);
+  if (!is_captured) return;
+  const size_t row_bytes =
+      static_cast<size_t>(scratch_.geometry_.hidden_size) * dtype_bytes(scratch_.dtype_);
+  const auto place = static_cast<size_t>(found - layers.begin());
+  ops::gather_rows(exec_, {.in = residual,
+                           .out = static_cast<std::byte*>(captures.rows) + row_bytes * place,
+                           .num_rows = attention_.rows.num_rows,
+                           .width_bytes = static_cast<int64_t>(row_bytes),
+                           .out_stride = static_cast<int64_t>(row_bytes * layers.size())});
 }
 
 void DecoderPass::norm_of_sums(const RmsNormParams& norm, bool is_read) {
@@ -365,7 +387,10 @@ void DecoderPass::append(const DecoderLayer& layer, const void* x, const KvLayer
   attention_.kv = kv;
   ops::rope_append(exec_, {.rows = attention_.rows,
                            .qkv = at(places.qkv),
+                           .has_gates = g.has_gate,
+                           .rotary_dim = g.rotary_dim() < g.head_dim ? g.rotary_dim() : 0,
                            .cos_sin = at<float>(places.cos_sin),
+                           .rounds_once = g.norms_from_one,
                            .q_norm = layer.q_norm,
                            .k_norm = layer.k_norm,
                            .q = at(places.q),
@@ -394,7 +419,21 @@ void DecoderPass::attend(const DecoderLayer& layer, const void* x, const KvLayer
   append(layer, x, kv);
   plan();
   ops::span_attention(exec_, attention_);
-  add(scratch_.delta(exec_, layer.o, at(scratch_.at_.attended), attention_.rows.num_rows));
+  const LayerGeometry& g = scratch_.geometry_;
+  if (g.has_gate) {
+    ops::head_gate(exec_, {.x = at(scratch_.at_.attended),
+                           .gates = at(scratch_.at_.qkv),
+                           .row_stride = g.qkv_width(),
+                           .num_rows = attention_.rows.num_rows,
+                           .num_heads = attention_.num_q_heads,
+                           .head_dim = g.head_dim,
+                           .dtype = scratch_.dtype_});
+  }
+  add_product(layer.o, at(scratch_.at_.attended));
+}
+
+void DecoderPass::add_product(const PackedLinear& weight, const void* x) {
+  due_ = scratch_.delta(exec_, weight, x, attention_.rows.num_rows);
 }
 
 const void* DecoderPass::convolve(const BlockConv& conv, const void* x) {
@@ -436,7 +475,7 @@ void DecoderPass::convolve_due(const BlockConv& conv) {
 void DecoderPass::mlp(const DecoderLayer& layer, const void* x) {
   void* activated = at(scratch_.at_.activated);
   scratch_.linear(exec_, layer.gate_up, x, activated, attention_.rows.num_rows);
-  add(scratch_.delta(exec_, layer.down, activated, attention_.rows.num_rows));
+  add_product(layer.down, activated);
 }
 
 }  // namespace openspec

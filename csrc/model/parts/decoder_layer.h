@@ -27,7 +27,8 @@ struct LayerGeometry : AttentionSpec, DenseMlpSpec {
   int hidden_size = 0;
   int num_inputs = 1;  // states side by side that attention reads
   float rms_norm_eps = 1e-6f;
-  TpRank rank;  // whose part of the layers is here
+  bool norms_from_one = false;  // the checkpoint holds norms' weights less 1, see rounds_once
+  TpRank rank;                  // whose part of the layers is here
 
   int attention_inputs() const { return num_inputs * hidden_size; }
   /// Throws ArgumentError with the reason where ranks cannot share a layer.
@@ -37,9 +38,12 @@ struct LayerGeometry : AttentionSpec, DenseMlpSpec {
   // Of the rank's part.
   int q_width() const { return part().q_heads.count * head_dim; }
   int kv_width() const { return part().kv_heads.count * head_dim; }
-  int qkv_width() const { return q_width() + 2 * kv_width(); }
+  /// With the gates of the heads.
+  int qkv_width() const { return (has_gate ? 2 : 1) * q_width() + 2 * kv_width(); }
+  /// Of a head, what turns.
+  int rotary_dim() const { return 2 * static_cast<int>(inv_freq.size()); }
   /// Throws ArgumentError naming the field that cannot be.
-  void validate() const;
+  void validate(bool may_turn_partly = false) const;
 };
 
 /// The one geometry of all layers, whose windows may differ. Throws ArgumentError naming the first

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "kernels/attention/span_attention.h"
 #include "kernels/common/exec.h"
@@ -21,6 +22,12 @@ struct Sight {
   int window = 0;
   bool is_causal = true;
   bool window_follows_rows = false;
+};
+
+/// Layers whose output is kept, rising, and where: [num_rows, layers, hidden_size].
+struct Captures {
+  const std::vector<int>& layers;
+  void* rows = nullptr;
 };
 
 /// One pass of a batch of rows through decoder layers: what an attention or an MLP puts out is
@@ -42,6 +49,10 @@ class DecoderPass {
   /// rank has else its own alone: the same ones in all rounds of a pass, so they are never stale.
   void norm(void* residual, const float* weight, void* out, int64_t out_stride = 0,
             bool is_read = false);
+  /// The norm after layer `layer`, which makes its output complete; that is kept if it is one of
+  /// `captures`.
+  void norm_after(int layer, const Captures& captures, void* residual, const float* weight,
+                  void* out);
   /// The residual stream of the next `norm` begins as x W^T, whatever it was.
   void project(const PackedLinear& weight, const void* x);
   /// K and V of x [num_rows, attention_inputs] go to `kv`; nothing is attended to.
@@ -54,9 +65,8 @@ class DecoderPass {
   void attend(const DecoderLayer& layer, const void* x, const KvLayerView& kv);
   /// x [num_rows, hidden_size].
   void mlp(const DecoderLayer& layer, const void* x);
-  /// What a part of another kind puts out, as `attend` and `mlp` do; it stays until the next
-  /// `norm`.
-  void add(const Delta& due) { due_ = due; }
+  /// What a part of another kind puts out, as `attend` and `mlp` do: x W^T.
+  void add_product(const PackedLinear& weight, const void* x);
   /// x [num_rows, hidden_size] convolved, for `attend` or `mlp`. What is due after them is
   /// convolved with the other coefficients; it lies in `normed` then, until the next `norm`.
   const void* convolve(const BlockConv& conv, const void* x);

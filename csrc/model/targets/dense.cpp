@@ -1,6 +1,5 @@
 // Decoders of attention over paged KV and one MLP a layer, all layers alike.
 
-#include <algorithm>
 #include <string>
 
 #include "core/check.h"
@@ -96,23 +95,9 @@ void DenseTarget::forward(const ExecContext& exec, const RowBatch& rows, const T
                  rows.num_rows, " rows, at most ", limits_.max_rows);
   void* residual = scratch_.residual();
   void* normed = scratch_.normed();
-  const size_t row_bytes = static_cast<size_t>(c.hidden_size) * dtype_bytes(dtype_);
-
   DecoderPass pass(exec, scratch_, rows, memory.page_table, memory.kv.front(), inv_freq_.floats(),
                    /*first_token=*/0, /*is_fenced=*/true);
-  // Layer i's output is complete once the next norm has added what is due.
-  const auto norm_after = [&](int layer, const float* weight) {
-    const auto found = std::find(capture_layers.begin(), capture_layers.end(), layer);
-    const bool is_captured = found != capture_layers.end();
-    pass.norm(residual, weight, normed, /*out_stride=*/0, /*is_read=*/is_captured);
-    if (!is_captured) return;
-    ops::gather_rows(exec, {.in = residual,
-                            .out = static_cast<std::byte*>(captured) +
-                                   row_bytes * static_cast<size_t>(found - capture_layers.begin()),
-                            .num_rows = rows.num_rows,
-                            .width_bytes = static_cast<int64_t>(row_bytes),
-                            .out_stride = static_cast<int64_t>(row_bytes * capture_layers.size())});
-  };
+  const Captures captures{capture_layers, captured};
   ops::embedding(exec, {.token = rows.row_token,
                         .table = tensors_.shared.embedding,
                         .out = residual,
@@ -121,12 +106,12 @@ void DenseTarget::forward(const ExecContext& exec, const RowBatch& rows, const T
                         .dtype = dtype_});
   for (int i = 0; i < c.num_layers; ++i) {
     const DecoderLayer& layer = tensors_.layers[static_cast<size_t>(i)];
-    norm_after(i - 1, layer.input_norm);
+    pass.norm_after(i - 1, captures, residual, layer.input_norm, normed);
     pass.attend(layer, normed, memory.kv[static_cast<size_t>(i)]);
     pass.norm(residual, layer.post_norm, normed);
     pass.mlp(layer, normed);
   }
-  norm_after(c.num_layers - 1, tensors_.final_norm);
+  pass.norm_after(c.num_layers - 1, captures, residual, tensors_.final_norm, normed);
 }
 
 void DenseTarget::logits(const ExecContext& exec, const int32_t* row, int count, float* out) {
@@ -143,10 +128,10 @@ const TargetRegistration registration(
      .weight_bytes = &DenseTarget::weight_bytes_of,
      .scratch_bytes = &DenseTarget::scratch_bytes_of,
      .state_needs =
-         [](const TargetSpec& spec, TpRank rank) {
-           const DenseConfig config(spec, rank);
-           return StateNeeds{
-               .kv_layers = {spec.layers.size(), {config.part().kv_heads.count, config.head_dim}}};
+         [](const TargetSetup& setup) {
+           const DenseConfig config(setup.spec, setup.rank);
+           return StateNeeds{.kv_layers = {setup.spec.layers.size(),
+                                           {config.part().kv_heads.count, config.head_dim}}};
          },
      .inbox_floats = &DenseTarget::inbox_floats_of});
 

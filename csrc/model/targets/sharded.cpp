@@ -93,7 +93,7 @@ class ShardedTarget final : public TargetModel {
     const size_t num_layers = memory.kv.size() / ranks_.size();
     run([&](Rank& rank, size_t number) {
       const TargetMemory own{memory.page_table, memory.kv.subspan(number * num_layers, num_layers),
-                             memory.records};
+                             memory.states};
       const bool captures = number == 0;  // they are the same on every rank
       rank.model->forward({.pool = &rank.threads}, rows, own,
                           captures ? capture_layers : std::vector<int>(), captured);

@@ -8,9 +8,9 @@
 
 #include "core/registry.h"
 #include "kernels/common/exec.h"
-#include "kernels/common/records.h"
 #include "kernels/common/rows.h"
 #include "model/parts/forward_limits.h"
+#include "model/parts/running_states.h"
 #include "model/targets/state_needs.h"
 #include "model/targets/target_spec.h"
 
@@ -36,7 +36,7 @@ struct TargetSetup {
 struct TargetMemory {
   PageTableView page_table;
   std::span<const KvLayerView> kv;  // by layer of StateNeeds::kv_layers
-  RecordView records;
+  RunningStates states;
 };
 
 /// A target: weights and one forward pass over ragged rows.
@@ -67,8 +67,8 @@ struct TargetKind {
   size_t (*weight_bytes)(const TargetSetup& setup) = nullptr;
   size_t (*scratch_bytes)(const TargetSetup& setup) = nullptr;
   /// Throws ArgumentError naming what of the description it does not compute, or why it cannot be
-  /// shared by so many ranks.
-  StateNeeds (*state_needs)(const TargetSpec& spec, TpRank rank) = nullptr;
+  /// shared by so many ranks, or does not run on the device.
+  StateNeeds (*state_needs)(const TargetSetup& setup) = nullptr;
   /// Of its SumExchange; null: the kind is not shared by ranks.
   InboxFloats (*inbox_floats)(const TargetSetup& setup) = nullptr;
 };

@@ -207,23 +207,38 @@ const float* Weights::add_scales(const PackedLinear& matrix, const std::vector<s
 }
 
 void Weights::store_values(const std::string& name, const std::vector<int64_t>& shape, Part part,
-                           float* to) {
+                           float* to, Convert convert) {
   destinations_[name] = {
-      shape, {[this, to, part](const void* data, DType source) {
-        const std::vector<float> values = to_floats(data, source, static_cast<size_t>(part.whole));
+      shape, {[this, to, part, convert = std::move(convert)](const void* data, DType source) {
+        std::vector<float> values = to_floats(data, source, static_cast<size_t>(part.whole));
+        if (convert) convert(values);
         put(to, values.data() + part.first, static_cast<size_t>(part.count) * sizeof(float));
       }}};
 }
 
-const float* Weights::add_norm(const std::string& name, int width) {
-  return add_values(name, {width});
+const float* Weights::add_norm(const std::string& name, int width, bool from_one) {
+  if (!from_one) return add_values(name, {width});
+  return add_values(name, {width}, [](std::vector<float>& weights) {
+    for (float& weight : weights) weight += 1.0f;
+  });
 }
 
-const float* Weights::add_values(const std::string& name, const std::vector<int64_t>& shape) {
+const float* Weights::add_taps(const std::string& name, int width, int taps) {
+  return add_values(name, {width, 1, taps}, [taps](std::vector<float>& values) {
+    const std::vector<float> from = values;
+    const size_t count = values.size() / static_cast<size_t>(taps);
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = from[i % count * static_cast<size_t>(taps) + i / count];
+    }
+  });
+}
+
+const float* Weights::add_values(const std::string& name, const std::vector<int64_t>& shape,
+                                 Convert convert) {
   const auto count = static_cast<int>(num_elements(shape));
   auto* values = static_cast<float*>(
       take_numbers(name, static_cast<size_t>(count) * sizeof(float), DType::kF32));
-  store_values(name, shape, count, values);
+  store_values(name, shape, count, values, std::move(convert));
   return values;
 }
 

@@ -51,10 +51,14 @@ class Weights {
   PackedLinear add_linear(const std::string& prefix, const std::vector<std::string>& names,
                           const std::vector<Part>& outputs, Part inputs, LinearEpilogue epilogue,
                           bool may_split = false, bool has_bias = false);
-  /// [width] fp32.
-  const float* add_norm(const std::string& name, int width);
-  /// `shape` fp32, row-major.
-  const float* add_values(const std::string& name, const std::vector<int64_t>& shape);
+  /// [width] fp32; `from_one`: the checkpoint holds what is to be added to 1.
+  const float* add_norm(const std::string& name, int width, bool from_one = false);
+  /// [taps, width] fp32, [width, 1, taps] in the checkpoint: a convolution of each channel.
+  const float* add_taps(const std::string& name, int width, int taps);
+  using Convert = std::function<void(std::vector<float>& values)>;
+  /// `shape` fp32, row-major; `convert` makes of the checkpoint's values what is kept.
+  const float* add_values(const std::string& name, const std::vector<int64_t>& shape,
+                          Convert convert = nullptr);
   /// [num_rows, width] bf16 in the checkpoint's order.
   const void* add_table(const std::string& name, int num_rows, int width);
   /// [width] bf16, [1, 1, width] in the checkpoint, which may come as fp32 and is then rounded.
@@ -100,7 +104,7 @@ class Weights {
 
   /// The checkpoint's tensor `name` goes to `to`, as fp32: of its values those of `part`.
   void store_values(const std::string& name, const std::vector<int64_t>& shape, Part part,
-                    float* to);
+                    float* to, Convert convert = nullptr);
   /// How the tensor comes, if it comes as codes.
   const TensorScale* scale_of(const std::string& name) const;
   /// Room for the scales of a matrix, and where those of its tensors go.

@@ -185,7 +185,7 @@ void DeviceStages::score(const StepShape& shape) {
   context_.target.forward(exec_, row_batch(shape),
                           {{arrays_.table.pages, arrays_.table.max_pages_per_seq},
                            context_.kv_layers,
-                           context_.records},
+                           {.records = context_.records}},
                           capture_layers_, captured_.data());
 }
 

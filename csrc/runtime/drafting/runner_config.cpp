@@ -15,7 +15,13 @@ void RunnerConfig::validate() const {
                      "tensor_parallel_size must be 1, 2, 4 or 8, got ", num_ranks);
   OPENSPEC_CHECK_ARG(num_ranks == 1 || kind.inbox_floats != nullptr, "targets of the kind ",
                      target.kind, " run on one device: leave tensor_parallel_size at 1");
-  for (int rank = 0; rank < num_ranks; ++rank) kind.state_needs(target, {rank, num_ranks});
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    kind.state_needs({.spec = target,
+                      .dtype = dtype,
+                      .device = device,
+                      .limits = limits(),
+                      .rank = {rank, num_ranks}});
+  }
   const auto positive = [](const char* name, int value) {
     OPENSPEC_CHECK_ARG(value > 0, name, " must be positive, got ", value);
   };

@@ -8,7 +8,8 @@ void PrefixCache::set_salt(int slot, std::span<const uint8_t> salt) {
   if (events_) salts_[size_t(slot)].assign(salt.begin(), salt.end());
 }
 
-std::vector<PageHash> PrefixCache::find(PageHash hash, std::span<const int32_t> tokens) const {
+std::vector<PageHash> PrefixCache::find(PageHash hash, std::span<const int32_t> tokens,
+                                        int* num_matched) const {
   const auto page_size = static_cast<size_t>(limits_.page_size);
   std::vector<PageHash> hashes;
   // At least one known token has to run, for its logits.
@@ -17,20 +18,63 @@ std::vector<PageHash> PrefixCache::find(PageHash hash, std::span<const int32_t> 
     if (!pool_.has(hash)) break;
     hashes.push_back(hash);
   }
-  while (records_.exist() && !hashes.empty() && !records_.has_snapshot(hashes.back())) {
-    hashes.pop_back();
-  }
+  if (num_matched != nullptr) *num_matched = static_cast<int>(hashes.size());
+  while (records_.exist() && !hashes.empty() && !has_snapshot(hashes.back())) hashes.pop_back();
   return hashes;
+}
+
+bool PrefixCache::has_snapshot(const PageHash& prefix) const {
+  if (!records_.has_snapshot(prefix)) return false;
+  const BaseName& base = records_.base_of(prefix);
+  for (int i = 0; base.num_folded > 0 && i < bases_.num_pages(); ++i) {
+    if (!pool_.has(base_page(base, i))) return false;
+  }
+  return true;
+}
+
+void PrefixCache::make_snapshot(int slot, const PageHash& prefix, int length, int end) {
+  if (!bases_.serves(slot, length - limits_.num_rows_behind, length) || has_snapshot(prefix)) {
+    return;
+  }
+  records_.forget(prefix);  // whose base has made room for others
+  const SnapshotOf of = length == records_.wanted(slot)    ? SnapshotOf::kShared
+                        : length > table_.prompt_len(slot) ? SnapshotOf::kAnswer
+                                                           : SnapshotOf::kPrompt;
+  if (!records_.publish(slot, prefix, length, end, of)) return;
+  const std::span<const PageId> pages = bases_.pages(slot);
+  if (pages.empty()) return;
+  BaseName base{.num_folded = bases_.num_folded(slot)};
+  if (!bases_.key(slot)) bases_.key(slot) = hasher_.extend(prefix, {&base.num_folded, 1});
+  base.key = *bases_.key(slot);
+  for (int i = 0; i < bases_.num_pages(); ++i) {
+    pool_.publish(pages[size_t(i)], base_page(base, i), /*is_silent=*/true);
+  }
+  records_.base_of(prefix) = base;
+}
+
+void PrefixCache::attach_base(int slot, const BaseName& base) {
+  if (base.num_folded == 0) return;
+  std::vector<PageId> pages;
+  for (int i = 0; i < bases_.num_pages(); ++i) pages.push_back(pool_.find(base_page(base, i)));
+  bases_.set(slot, pages, base.num_folded);
+  bases_.key(slot) = base.key;
 }
 
 void PrefixCache::attach(int slot) {
   std::vector<PageHash>& hashes = table_.page_hashes(slot);
-  hashes = find(table_.root(slot), table_.tokens(slot));
+  int num_matched = 0;
+  hashes = find(table_.root(slot), table_.tokens(slot), &num_matched);
   std::transform(hashes.begin(), hashes.end(), table_.page_row(slot).begin(),
                  [&](const PageHash& hash) { return pool_.find(hash); });
   const int num_pages = static_cast<int>(hashes.size());
   const int num_cached = num_pages * limits_.page_size;
-  if (records_.exist() && num_cached > 0) records_.attach(slot, hashes.back(), num_cached);
+  if (records_.exist() && num_matched > num_pages) {
+    records_.wanted(slot) = num_matched * limits_.page_size;
+  }
+  if (records_.exist() && num_cached > 0) {
+    records_.attach(slot, hashes.back(), num_cached);
+    attach_base(slot, records_.base_of(hashes.back()));
+  }
   table_.commit(slot, {}, num_computed(hashes.size()), num_pages);
   num_found_ += num_cached;
 }
@@ -52,7 +96,7 @@ void PrefixCache::publish(int slot, int num_ready, int end,
     }
     if (records_.exist()) {
       const int length = static_cast<int>((page + 1) * page_size);
-      records_.publish(slot, hashes.back(), length, end, length > table_.prompt_len(slot));
+      make_snapshot(slot, hashes.back(), length, end);
     }
   }
 } catch (const std::exception&) {

@@ -11,6 +11,7 @@
 #include "core/page_pool.h"
 #include "core/prefix_hash.h"
 #include "runtime/state/sequence_table.h"
+#include "runtime/state/slot_bases.h"
 #include "runtime/state/slot_records.h"
 
 namespace openspec {
@@ -20,13 +21,21 @@ namespace openspec {
 class PrefixCache {
  public:
   PrefixCache(const SequenceLimits& limits, SequenceTable& table, PagePool& pool,
-              SlotRecords& records)
-      : limits_(limits), hasher_(limits.cache_key), table_(table), pool_(pool), records_(records) {}
+              SlotRecords& records, SlotBases& bases)
+      : limits_(limits),
+        hasher_(limits.cache_key),
+        table_(table),
+        pool_(pool),
+        records_(records),
+        bases_(bases) {}
 
   /// Where the hashes of a prompt begin; `salt` separates prompts that must not share pages.
   PageHash root(std::span<const uint8_t> salt) const { return hasher_.root(salt); }
   /// A sequence that was added under such a root.
   void set_salt(int slot, std::span<const uint8_t> salt);
+  /// Where a chunk of the slot's prompt should end, so that the prefix up to there has a snapshot;
+  /// 0: nowhere.
+  int wanted_end(int slot) const { return records_.exist() ? records_.wanted(slot) : 0; }
   /// Gives a new sequence the longest prefix that is there.
   void attach(int slot);
   /// Of how many tokens such a sequence would have its KV.
@@ -48,8 +57,21 @@ class PrefixCache {
   int64_t num_found() const { return num_found_; }
 
  private:
-  /// The full pages that a sequence can begin with.
-  std::vector<PageHash> find(PageHash hash, std::span<const int32_t> tokens) const;
+  /// The full pages that a sequence can begin with; `num_matched` takes how many hold its tokens,
+  /// with a snapshot or without.
+  std::vector<PageHash> find(PageHash hash, std::span<const int32_t> tokens,
+                             int* num_matched = nullptr) const;
+  /// Whether a sequence can go on from the snapshot of a prefix.
+  bool has_snapshot(const PageHash& prefix) const;
+  /// A sequence's records go on from a base that is there.
+  void attach_base(int slot, const BaseName& base);
+  /// Makes one of the slot's first `length` tokens if the slot still has what it takes.
+  void make_snapshot(int slot, const PageHash& prefix, int length, int end);
+  /// Under which name page `index` of a base is published.
+  PageHash base_page(const BaseName& base, int index) const {
+    const int32_t word = -1 - index;  // no token
+    return hasher_.extend(base.key, {&word, 1});
+  }
   /// A drafter needs the features of the token before the first new one, so that one runs again;
   /// what it writes to its shared page are the bits that are there.
   int num_computed(size_t num_pages) const {
@@ -62,6 +84,7 @@ class PrefixCache {
   SequenceTable& table_;
   PagePool& pool_;
   SlotRecords& records_;
+  SlotBases& bases_;
   int64_t num_found_ = 0;
   std::unique_ptr<PageEventLog> events_;  // if somebody follows the prefix cache
   std::vector<std::string> salts_;        // by slot, then

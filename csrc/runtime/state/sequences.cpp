@@ -7,14 +7,15 @@
 
 namespace openspec {
 
-Sequences::Sequences(const SequenceLimits& limits, const RecordPlan& records, int num_pages,
-                     SlotRecords::Copy copy)
+Sequences::Sequences(const SequenceLimits& limits, const RecordPlan& records, const BasePlan& bases,
+                     int num_pages, SlotRecords::Copy copy)
     : limits_(limits),
       pool_(num_pages),
       table_(limits.max_num_seqs, limits.max_model_len, limits.page_size, limits.num_lookahead,
              limits.device == Device::kCuda ? Memory::kPinned : Memory::kHost),
       records_(records, limits.device, std::move(copy)),
-      prefixes_(limits, table_, pool_, records_) {}
+      bases_(bases),
+      prefixes_(limits, table_, pool_, records_, bases_) {}
 
 Sequences::~Sequences() {
   for (int slot : table_.slots_in_use()) remove(slot);
@@ -25,6 +26,7 @@ int Sequences::add(std::span<const int32_t> tokens, int prompt_len, SequencePara
   const int slot = table_.add(tokens, prompt_len, std::move(params), prefixes_.root(cache_salt));
   prefixes_.set_salt(slot, cache_salt);
   if (records_.exist()) records_.add(slot);
+  if (bases_.exist()) bases_.add(slot);
   return slot;
 }
 
@@ -33,6 +35,7 @@ void Sequences::remove(int slot) {
   const std::span<const PageId> pages = table_.pages(slot);
   // Last page first: of a cached prefix, the tail is evicted before the head.
   for (size_t i = pages.size(); i-- > 0;) pool_.release(pages[i]);
+  for (const PageId page : bases_.pages(slot)) pool_.release(page);
   table_.remove(slot);
 }
 
@@ -46,7 +49,12 @@ int Sequences::num_pages_needed(int slot, int num_rows) const {
       std::min(limits_.max_model_len,
                std::max(table_.num_tokens(slot), table_.kv_len(slot) + in_flight.num_rows + 1));
   const int end_of_drafting = has_drafts ? most_tokens + limits_.num_draft_entries : 0;
-  return std::max(0, table_.pages_for(std::max(end + limits_.num_rows_behind, end_of_drafting)) -
+  const int num_base_pages =
+      bases_.folds(slot, table_.kv_len(slot) + in_flight.num_new_tokens, num_rows)
+          ? bases_.num_pages()
+          : 0;
+  return num_base_pages +
+         std::max(0, table_.pages_for(std::max(end + limits_.num_rows_behind, end_of_drafting)) -
                          table_.num_pages(slot) - in_flight.num_pages);
 }
 
@@ -54,7 +62,9 @@ void Sequences::check_integrity(bool keeps_more) const {
   std::vector<PageId> holders;
   for (int slot : table_.slots_in_use()) {
     const std::span<const PageId> pages = table_.pages(slot);
+    const std::span<const PageId> base = bases_.pages(slot);
     holders.insert(holders.end(), pages.begin(), pages.end());
+    holders.insert(holders.end(), base.begin(), base.end());
     OPENSPEC_CHECK(table_.kv_len(slot) < table_.num_tokens(slot), "slot ", slot, " has KV for ",
                    table_.kv_len(slot), " of ", table_.num_tokens(slot), " tokens");
     // Where steps run ahead, pages for drafts stay with the sequence: the next step may write them.
@@ -73,6 +83,7 @@ void Sequences::check_integrity(bool keeps_more) const {
 std::unique_ptr<StepLease> Sequences::reserve(std::span<const SpanRequest> requests) {
   OPENSPEC_CHECK_ARG(!requests.empty(), "a step needs at least one span");
   auto lease = std::make_unique<StepLease>();
+  lease->on_abandon = [this](StepLease& failed) { abandon(failed); };
   std::vector<bool> is_in_step(static_cast<size_t>(table_.num_slots()));
   for (const SpanRequest& request : requests) {
     table_.check_slot(request.slot);
@@ -99,12 +110,17 @@ std::unique_ptr<StepLease> Sequences::reserve(std::span<const SpanRequest> reque
         is_sampled && (limits_.num_rows_behind == 0 || (begin > 0 && request.num_new_tokens == 1));
     const int max_drafts = may_draft ? std::min(request.max_drafts, limits_.draft_room) : 0;
     const int num_rows = request.num_new_tokens + max_drafts;
-    const int needed = num_pages_needed(request.slot, num_rows);
-    PageLease pages(pool_, needed);
-    if (!pages.ok()) {
-      detail::fail<OutOfPages>("slot ", request.slot, " needs ", needed, " pages, ",
-                               pool_.num_available(), " are free");
+    const int all_needed = num_pages_needed(request.slot, num_rows);
+    const bool folds = bases_.folds(request.slot, begin, num_rows);
+    const int num_free = pool_.num_available();
+    if (all_needed > num_free) {
+      detail::fail<OutOfPages>("slot ", request.slot, " needs ", all_needed, " pages, ", num_free,
+                               " are free");
     }
+    PageLease base(pool_, folds ? bases_.num_pages() : 0);
+    const int needed = all_needed - (folds ? bases_.num_pages() : 0);
+    PageLease pages(pool_, needed);
+    if (folds) bases_.set_target(request.slot, base.pages());
     // Entries past num_pages are the leases' own until commit.
     const auto row =
         table_.page_row(request.slot)
@@ -120,6 +136,8 @@ std::unique_ptr<StepLease> Sequences::reserve(std::span<const SpanRequest> reque
     lease->is_sampled.push_back(is_sampled);
     lease->first_position.push_back(begin);
     lease->pages.push_back(std::move(pages));
+    lease->bases.push_back(std::move(base));
+    lease->fold_targets.push_back(folds ? SlotBases::fold_target(begin, num_rows) : 0);
     lease->num_rows += num_rows;
   }
   OPENSPEC_CHECK_ARG(lease->num_rows <= limits_.max_num_batched_tokens, "a step of up to ",
@@ -161,6 +179,15 @@ void Sequences::abandon(StepLease& lease) {
   }
 }
 
+void Sequences::commit_base(StepLease& lease, size_t span) {
+  const int slot = lease.requests[span].slot, num_folded = lease.fold_targets[span];
+  if (num_folded <= bases_.num_folded(slot)) return;
+  for (const PageId page : bases_.pages(slot)) pool_.release(page);
+  PageLease& base = lease.bases[span];
+  bases_.set(slot, base.pages(), num_folded);
+  base.keep(bases_.num_pages());
+}
+
 void Sequences::commit(StepLease& lease, size_t span, bool keeps_more,
                        const std::function<void()>& enter_publish) {
   const SpanRequest& request = lease.requests[span];
@@ -176,6 +203,7 @@ void Sequences::commit(StepLease& lease, size_t span, bool keeps_more,
       keeps_more ? num_leased
                  : table_.pages_for(kv_len + limits_.num_rows_behind) - table_.num_pages(slot);
   lease.pages[span].keep(num_kept);
+  if (bases_.exist()) commit_base(lease, span);
   table_.commit(slot, result.token_ids, kv_len, table_.num_pages(slot) + num_kept);
   if (!limits_.enable_prefix_caching) return;
   // Behind what is committed: rows of steps that were given up, of this one, and of the next.

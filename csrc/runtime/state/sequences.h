@@ -10,6 +10,7 @@
 #include "runtime/state/lease.h"
 #include "runtime/state/prefix_cache.h"
 #include "runtime/state/sequence_table.h"
+#include "runtime/state/slot_bases.h"
 #include "runtime/state/slot_records.h"
 
 namespace openspec {
@@ -25,8 +26,8 @@ class OutOfPages : public std::runtime_error {
 /// after it and before it that were begun, newest first.
 class Sequences {
  public:
-  Sequences(const SequenceLimits& limits, const RecordPlan& records, int num_pages,
-            SlotRecords::Copy copy);
+  Sequences(const SequenceLimits& limits, const RecordPlan& records, const BasePlan& bases,
+            int num_pages, SlotRecords::Copy copy);
   /// Removes what is left.
   ~Sequences();
 
@@ -37,13 +38,15 @@ class Sequences {
   PrefixCache& prefixes() { return prefixes_; }
   const PrefixCache& prefixes() const { return prefixes_; }
   RecordView records() { return records_.view(); }
+  RecordView tails() { return records_.tails(); }
+  const SlotBases& bases() const { return bases_; }
 
   /// Takes a slot, see SequenceTable::add, for a sequence without pages and state.
   int add(std::span<const int32_t> tokens, int prompt_len, SequenceParams params,
           std::span<const uint8_t> cache_salt);
   void remove(int slot);
 
-  /// Pages that `num_rows` more rows would take from the pool.
+  /// Pages that `num_rows` more rows would take from the pool, with those of a base to fold into.
   int num_pages_needed(int slot, int num_rows) const;
   /// Throws EngineError unless all is consistent; `keeps_more` as for commit.
   void check_integrity(bool keeps_more) const;
@@ -73,11 +76,14 @@ class Sequences {
   };
   /// Whether the rows of a span may overwrite records that it begins with: all but a decode step's.
   bool overwrites_records(const StepLease& lease, size_t span) const;
+  /// The span's folded base takes the place of the one before it.
+  void commit_base(StepLease& lease, size_t span);
 
   SequenceLimits limits_;
   PagePool pool_;
   SequenceTable table_;
   SlotRecords records_;
+  SlotBases bases_;
   PrefixCache prefixes_;
   std::vector<GivenUp> given_up_;
   int num_begun_ = 0;  // leases

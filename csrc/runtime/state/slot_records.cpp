@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "kernels/delta_net/delta_net.h"
 
 namespace openspec {
 
@@ -23,7 +24,17 @@ RecordPlan::RecordPlan(const StateNeeds& needs, const SequenceLimits& limits) {
   num_steps = limits.num_steps;
   // When a step is committed, the last full page's end is among the records still, whatever the
   // steps after it lay.
-  ring_size = num_kept + limits.page_size + (2 * num_steps - 1) * (1 + limits.draft_room);
+  const int num_later = limits.page_size + (2 * num_steps - 1) * (1 + limits.draft_room);
+  ring_size = num_kept + num_later;
+  if (needs.tail_bytes > 0) {
+    tail_bytes = needs.tail_bytes;
+    num_tail_kept = needs.num_tail_read + limits.num_rows_behind;
+    tail_ring_size = num_tail_kept + num_later;
+  }
+  if (needs.has_base()) {  // blocks lie in one piece, see DeltaNetParams
+    ring_size =
+        (std::max(ring_size, 4 * kDeltaBlock) + kDeltaBlock - 1) / kDeltaBlock * kDeltaBlock;
+  }
   num_snapshots = limits.enable_prefix_caching ? kSnapshotsPerSlot * num_slots : 0;
 }
 
@@ -34,12 +45,16 @@ SlotRecords::SlotRecords(const RecordPlan& plan, Device device, Copy copy)
       slots_(size_t(plan.num_slots)) {}
 
 void SlotRecords::copy_kept(int slot, int length, std::byte* kept, bool is_out) {
-  const RecordView records = view();
-  for (int position = std::max(0, length - plan_.num_kept); position < length; ++position) {
-    std::byte* in_ring = records.at(slot, position);
-    std::byte* outside = kept + size_t(length - 1 - position) * plan_.record_bytes;
-    copy_(is_out ? outside : in_ring, is_out ? in_ring : outside, plan_.record_bytes);
-  }
+  const auto copy = [&](const RecordView& ring, int num_kept) {
+    for (int position = std::max(0, length - num_kept); position < length; ++position) {
+      std::byte* in_ring = ring.at(slot, position);
+      std::byte* outside = kept + size_t(length - 1 - position) * ring.record_bytes;
+      copy_(is_out ? outside : in_ring, is_out ? in_ring : outside, ring.record_bytes);
+    }
+    kept += size_t(num_kept) * ring.record_bytes;
+  };
+  copy(view(), plan_.num_kept);
+  if (plan_.tail_bytes > 0) copy(tails(), plan_.num_tail_kept);
 }
 
 void SlotRecords::attach(int slot, const PageHash& prefix, int length) {
@@ -53,6 +68,7 @@ int SlotRecords::take_place(uint64_t replaced) {
   auto place = std::find(last_use_.begin(), last_use_.end(), replaced);
   if (place == last_use_.end() && last_use_.size() < size_t(plan_.num_snapshots)) {
     prefix_of_.emplace_back();
+    base_of_.emplace_back();
     last_use_.emplace_back();
     return static_cast<int>(last_use_.size()) - 1;
   }
@@ -62,21 +78,32 @@ int SlotRecords::take_place(uint64_t replaced) {
   return static_cast<int>(index);
 }
 
-void SlotRecords::publish(int slot, const PageHash& prefix, int length, int end, bool is_answer) {
+void SlotRecords::forget(const PageHash& prefix) {
+  const auto found = snapshots_.find(prefix);
+  if (found == snapshots_.end()) return;
+  last_use_[size_t(found->second)] = 0;
+  prefix_of_[size_t(found->second)] = {};
+  snapshots_.erase(found);
+}
+
+bool SlotRecords::publish(int slot, const PageHash& prefix, int length, int end, SnapshotOf of) {
   Slot& own = slots_[size_t(slot)];
   const int first = std::max(0, length - plan_.num_kept);
   const bool is_there = first >= own.first_valid && first >= end - plan_.ring_size;
-  if (!is_there || plan_.num_snapshots == 0 || has_snapshot(prefix)) return;
-  const int place = take_place(own.made[is_answer]);
+  if (!is_there || plan_.num_snapshots == 0 || has_snapshot(prefix)) return false;
+  const int place = take_place(own.made[size_t(of)]);
   copy_kept(slot, length, snapshot(place), /*is_out=*/true);
   prefix_of_[size_t(place)] = prefix;
-  last_use_[size_t(place)] = own.made[is_answer] = ++num_uses_;
+  last_use_[size_t(place)] = own.made[size_t(of)] = ++num_uses_;
+  base_of_[size_t(place)] = {};
   snapshots_.emplace(prefix, place);
+  return true;
 }
 
 void SlotRecords::reset_snapshots() {
   snapshots_.clear();
   prefix_of_.clear();
+  base_of_.clear();
   last_use_.clear();
 }
 

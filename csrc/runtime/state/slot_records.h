@@ -18,18 +18,35 @@ namespace openspec {
 struct RecordPlan {
   size_t record_bytes = 0;
   int num_slots = 0;
-  int ring_size = 0;      // records of a slot
-  int num_kept = 0;       // records before a length that make it possible to go on from there
+  int ring_size = 0;  // records of a slot
+  int num_kept = 0;   // records before a length that make it possible to go on from there
+  // The same of what lies beside the records (StateNeeds::tail_bytes), in rings of its own.
+  size_t tail_bytes = 0;
+  int tail_ring_size = 0, num_tail_kept = 0;
   int num_steps = 0;      // under way at a time
   int num_snapshots = 0;  // of prefixes
 
   RecordPlan(const StateNeeds& needs, const SequenceLimits& limits);
-  size_t ring_bytes() const { return size_t(num_slots) * size_t(ring_size) * record_bytes; }
-  size_t kept_bytes() const { return size_t(num_kept) * record_bytes; }
+  size_t records_bytes() const { return size_t(num_slots) * size_t(ring_size) * record_bytes; }
+  size_t ring_bytes() const {
+    return records_bytes() + size_t(num_slots) * size_t(tail_ring_size) * tail_bytes;
+  }
+  size_t kept_bytes() const {
+    return size_t(num_kept) * record_bytes + size_t(num_tail_kept) * tail_bytes;
+  }
   size_t bytes() const {
     return ring_bytes() +
            (size_t(num_slots) * size_t(num_steps) + size_t(num_snapshots)) * kept_bytes();
   }
+};
+
+/// What a snapshot was made of: the last of a prompt and of an answer, or where prompts part.
+enum class SnapshotOf : uint8_t { kPrompt, kAnswer, kShared };
+
+/// A base of records (StateNeeds) that is kept in pages of the pool.
+struct BaseName {
+  int num_folded = 0;  // blocks; 0: there is none
+  PageHash key{};      // from which the names of its pages come
 };
 
 /// The running states of sequences: a ring of records for each slot, and snapshots of prefixes.
@@ -47,6 +64,9 @@ class SlotRecords {
 
   bool exist() const { return plan_.record_bytes > 0; }
   RecordView view() { return {memory_.as<std::byte>(), plan_.ring_size, plan_.record_bytes}; }
+  RecordView tails() {
+    return {memory_.at(plan_.records_bytes()), plan_.tail_ring_size, plan_.tail_bytes};
+  }
 
   /// The slot has a new sequence, without state.
   void add(int slot) { slots_[size_t(slot)] = {}; }
@@ -62,12 +82,20 @@ class SlotRecords {
   }
 
   bool has_snapshot(const PageHash& prefix) const { return snapshots_.contains(prefix); }
+  /// The base that the records of a snapshot go on from, which must be there.
+  BaseName& base_of(const PageHash& prefix) { return base_of_[size_t(snapshots_.at(prefix))]; }
+  /// There is no such snapshot any more.
+  void forget(const PageHash& prefix);
   /// The slot goes on from the snapshot of a prefix of `length` tokens, which must be there.
   void attach(int slot, const PageHash& prefix, int length);
   /// Makes a snapshot of the slot's first `length` tokens, unless there is one or the ring, written
   /// up to `end` at most, may have lost a record of it. Of a prompt and of an answer the last one
   /// stays: it takes the place of the slot's one before it, unless somebody went on from that.
-  void publish(int slot, const PageHash& prefix, int length, int end, bool is_answer);
+  /// Whether one was made.
+  bool publish(int slot, const PageHash& prefix, int length, int end, SnapshotOf of);
+  /// Of how many of its first tokens the slot should make a snapshot, since others' pages hold
+  /// them; 0: none. Where a prompt's chunk ends there, it does.
+  int& wanted(int slot) { return slots_[size_t(slot)].wanted; }
   void reset_snapshots();
 
  private:
@@ -78,23 +106,25 @@ class SlotRecords {
   std::byte* snapshot(int place) {
     return saved(plan_.num_slots, 0) + size_t(place) * plan_.kept_bytes();
   }
-  /// Copies the records before `length` out of the ring, or into it.
+  /// Copies the records before `length`, and what is beside them, out of the rings or into them.
   void copy_kept(int slot, int length, std::byte* kept, bool is_out);
 
   struct Slot {
     int first_valid = 0;  // the ring has no record of an earlier position
-    // When its last snapshots were made, of the prompt and of the answer.
-    uint64_t made[2] = {};
+    int wanted = 0;
+    // When its last snapshots were made, by SnapshotOf.
+    uint64_t made[3] = {};
   };
   /// Where the next snapshot goes.
   int take_place(uint64_t replaced);
 
   RecordPlan plan_;
   Copy copy_;
-  Buffer memory_;  // rings, what is saved, snapshots
+  Buffer memory_;  // rings of records and of tails, what is saved, snapshots
   std::vector<Slot> slots_;
   std::unordered_map<PageHash, int, PageHashHasher> snapshots_;  // where they are
   std::vector<PageHash> prefix_of_;                              // by place taken
+  std::vector<BaseName> base_of_;                                // by place taken
   std::vector<uint64_t> last_use_;                               // by place taken
   uint64_t num_uses_ = 0;  // by which no two uses are the same
 };

@@ -8,14 +8,16 @@ namespace openspec {
 namespace {
 
 /// How many leading drafts can have rows: a draft that is no token, stands before the one that it
-/// follows or has a higher score than one before it ends them.
-int num_valid(const Draft& draft, int most, int vocab_size) {
+/// follows or has a higher score than one before it ends them; where the target takes no trees, so
+/// does one that makes a tree of them.
+int num_valid(const Draft& draft, int most, int vocab_size, bool takes_trees) {
   int count = 0;
   float last_score = 0.0f;
   for (; count < std::min(draft.size(), most); ++count) {
     const auto i = static_cast<size_t>(count);
     if (draft.tokens[i] < 0 || draft.tokens[i] >= vocab_size) break;
     if (draft.parents[i] < -1 || draft.parents[i] >= count) break;
+    if (!takes_trees && draft.parents[i] != count - 1) break;
     if (draft.scores.empty()) continue;
     if (!(draft.scores[i] <= last_score)) break;
     last_score = draft.scores[i];
@@ -65,8 +67,8 @@ std::vector<size_t> HostDrafts::ask(DraftSource& source, StepLease& lease) {
   source.offer(wanted, drafts);
   for (size_t i = 0; i < wanted.size(); ++i) {
     MergedDraft& merged = lease.offers[spans[i]];
-    drafts[i].truncate(
-        num_valid(drafts[i], wanted[i].num_wanted, context_.config.target.vocab_size));
+    drafts[i].truncate(num_valid(drafts[i], wanted[i].num_wanted, context_.config.target.vocab_size,
+                                 context_.takes_trees));
     if (context_.table.grammar(wanted[i].slot) != nullptr) {
       merged.num_refused[source.id()] = prune(wanted[i].slot, drafts[i]);
     }

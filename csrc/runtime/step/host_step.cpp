@@ -112,6 +112,26 @@ void HostStep::lay_out(StepLease& lease) {
                         context_.table.prompt_len(span.slot));
   }
   lease.num_rows = lease.layout.num_rows();
+  lay_out_folds(lease);
+}
+
+void HostStep::lay_out_folds(StepLease& lease) {
+  const SlotBases& bases = context_.bases;
+  if (!bases.exist()) return;
+  folded_read_.clear();
+  folded_write_.clear();
+  for (size_t i = 0; i < lease.spans.size(); ++i) {
+    const Span& span = lease.spans[i];
+    if (lease.fold_targets.empty()) {  // a made-up step, which folds nothing
+      folded_read_.push_back(folded_blocks(span.kv_len));
+      folded_write_.push_back(folded_read_.back());
+      continue;
+    }
+    int& target = lease.fold_targets[i];
+    target = bases.fold_target(span.slot, span.kv_len, span.num_rows(), target);
+    folded_read_.push_back(bases.num_folded(span.slot));
+    folded_write_.push_back(target);
+  }
 }
 
 /// Masks of the rows that are laid out.
@@ -143,7 +163,13 @@ RowBatch HostStep::row_batch(const RowLayout& layout) const {
 void HostStep::score(StepLease& lease) {
   context_.enter("score");
   context_.target.forward(exec_, row_batch(lease.layout),
-                          {context_.table.page_table(), context_.kv_layers, context_.records},
+                          {.page_table = context_.table.page_table(),
+                           .kv = context_.kv_layers,
+                           .states = {.records = context_.records,
+                                      .tails = context_.tails,
+                                      .bases = context_.base_memory,
+                                      .folded_read = folded_read_.data(),
+                                      .folded_write = folded_write_.data()}},
                           capture_layers_, teacher_.features());
   num_captured_rows_ = lease.layout.num_rows();
 }

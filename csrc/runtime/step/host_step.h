@@ -74,6 +74,8 @@ class HostStep final : public StepBackend {
 
   void settle_learning(StepLease& lease);
   void lay_out(StepLease& lease);
+  /// How many blocks of records are folded before and after the step, by span.
+  void lay_out_folds(StepLease& lease);
   void fill_masks(const StepLease& lease);
   SpanResult resolve(const StepLease& lease, size_t span, std::span<const int32_t> path) const;
   RowBatch row_batch(const RowLayout& layout) const;
@@ -85,6 +87,7 @@ class HostStep final : public StepBackend {
   HostTeacher teacher_;
   HostDrafts drafts_;
   RowMasks masks_;
+  std::vector<int32_t> folded_read_, folded_write_;  // see TargetMemory
   Buffer logits_, choose_workspace_;
   HostPace pace_;
   bool keeps_rows_ = false;  // the step under way, for the drafter to learn from later

@@ -8,10 +8,12 @@
 
 #include "kernels/common/records.h"
 #include "kernels/common/rows.h"
+#include "kernels/delta_net/delta_net.h"
 #include "runtime/drafting/drafter.h"
 #include "runtime/drafting/runner_config.h"
 #include "runtime/state/lease.h"
 #include "runtime/state/sequence_table.h"
+#include "runtime/state/slot_bases.h"
 #include "runtime/step/draft_planner.h"
 
 namespace openspec {
@@ -26,9 +28,13 @@ struct StepContext {
   TargetModel& target;
   Drafter& drafter;
   std::span<const KvLayerView> kv_layers;  // the target's; on the host those of all ranks
-  RecordView records;                      // the target's
+  RecordView records;                      // the target's, as are
+  RecordView tails;                        // what lies beside them,
+  const SlotBases& bases;                  // the bases of its records,
+  DeltaStates base_memory;                 // and where they lie
   std::function<void(const char* stage)> enter;
   std::function<void(const std::exception&)> report_drafter_failure;
+  bool takes_trees = true;          // the target, else chains of drafts alone
   SumExchange* exchange = nullptr;  // of a rank on a device of its own
 };
 

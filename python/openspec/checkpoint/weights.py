@@ -6,6 +6,7 @@ import ctypes
 import logging
 import math
 import mmap
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,13 @@ CONVERTER = "python -m openspec.convert_drafter"
 LOADABLE_DTYPES = ("BF16", FLOAT16, "F32")
 DRAFT_DTYPES = (*LOADABLE_DTYPES, "I64", "I32")
 TIED_SURPLUS = "lm_head.weight"
+TEXT_PREFIX = "model.language_model."
+"""Of the text model's tensors, `model.` elsewhere, in a checkpoint that reads images as well."""
+OTHER_PARTS = {
+    "model.visual.": "it reads images",
+    "mtp.": "it drafts, which no method does with it yet",
+}
+"""Start of the names of tensors of parts that are left out -> why."""
 
 
 class SafetensorsFile:
@@ -196,13 +204,24 @@ def _target_part(runner: _C.Runner, folder: str | Path, weight_format: WeightFor
     root = open_folder(folder)
     made = {scale.name for scale in weight_format.quantized.values() if weight_format.is_made}
     expected = {name: tuple(shape) for name, shape in runner.expected_tensors() if name not in made}
-    is_tied = TIED_SURPLUS not in expected
+    files = checkpoint_files(root)
+    found = [name for file in files for name in file.tensors]
+    ignored = {
+        name: reason
+        for name in found
+        for prefix, reason in OTHER_PARTS.items()
+        if name.startswith(prefix)
+    }
+    if TIED_SURPLUS not in expected:
+        ignored[TIED_SURPLUS] = "config.json ties it to the embedding"
+    prefix = TEXT_PREFIX if any(name.startswith(TEXT_PREFIX) for name in found) else "model."
+    names = {re.sub(r"^model\.", prefix, name): name for name in expected}
     return _Part(
         root=root,
-        files=checkpoint_files(root),
-        expected=expected,
-        runner_names={name: name for name in expected},
-        ignored={TIED_SURPLUS: "config.json ties it to the embedding"} if is_tied else {},
+        files=files,
+        expected={name: expected[inner] for name, inner in names.items()},
+        runner_names=names,
+        ignored=ignored,
         dtypes=LOADABLE_DTYPES,
         remedy="for instance with transformers: model.to(torch.bfloat16).save_pretrained(folder)",
         load=runner.load_tensor,
@@ -270,9 +289,11 @@ def _check_tensors(part: _Part) -> None:
             "or the checkpoint is incomplete"
         )
     surplus = sorted(name for name in found if name not in expected)
-    for name in surplus:
-        if name in part.ignored:
-            logger.info("%s: %s is ignored: %s", root, name, part.ignored[name])
+    for reason in dict.fromkeys(part.ignored.values()):
+        names = [name for name in surplus if part.ignored.get(name) == reason]
+        if names:
+            verb = "is" if len(names) == 1 else "are"
+            logger.info("%s: %s %s ignored: %s", root, name_some(names), verb, reason)
     known = part.ignored.keys() | part.weight_format.unused
     extra = [name for name in surplus if name not in known]
     if extra:

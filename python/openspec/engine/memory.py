@@ -168,11 +168,24 @@ class MemoryPlan:
     available_bytes: int
     num_ranks: int = 1
     """Ranks of the engine, each of which takes as much as this."""
+    num_base_pages: int = 0
+    """Pages of a sequence's running state, besides those of its tokens."""
+    max_num_seqs: int = 1
 
     @property
     def kv_bytes(self) -> int:
         """All pages."""
         return self.num_pages * self.page_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """KV of one token."""
+        return self.page_bytes // self.page_size
+
+    @property
+    def sequence_bytes(self) -> int:
+        """What a sequence with a running state takes besides its KV; 0: the model has none."""
+        return self.num_base_pages * self.page_bytes + self.state_bytes // self.max_num_seqs
 
     @property
     def num_kv_tokens(self) -> int:
@@ -198,6 +211,8 @@ class MemoryPlan:
             "page_bytes": self.page_bytes,
             "num_pages": self.num_pages,
             "page_size": self.page_size,
+            "token_bytes": self.token_bytes,
+            "sequence_bytes": self.sequence_bytes,
             "num_kv_tokens": self.num_kv_tokens,
             "total_bytes": self.total_bytes,
             "available_bytes": self.available_bytes,
@@ -206,7 +221,13 @@ class MemoryPlan:
     def describe(self) -> str:
         """The plan on one line."""
         grammars = f", grammars {format_bytes(self.grammar_bytes)}" if self.counts_grammars else ""
-        states = f"states {format_bytes(self.state_bytes)}, " if self.state_bytes > 0 else ""
+        states = ""
+        if self.state_bytes > 0:
+            states = (
+                f"states {format_bytes(self.state_bytes)} (a sequence takes "
+                f"{format_bytes(self.sequence_bytes)}, {self.num_base_pages} pages with it, and a "
+                f"token {format_bytes(self.token_bytes)}), "
+            )
         whose = f"each of {self.num_ranks} ranks has " if self.num_ranks > 1 else ""
         return (
             f"{whose}weights {format_bytes(self.weight_bytes)}, "
@@ -240,7 +261,9 @@ def plan_memory(
     grammar_bytes = host_bytes // GRAMMAR_SHARE
     fixed_bytes = sum(fixed.values()) + (grammar_bytes if device.is_host else 0)
     left_bytes = memory.budget_bytes - fixed_bytes
-    pages_per_seq = -(-max_model_len // page_size)
+    # The step that folds a running state writes other pages than it reads.
+    num_state_pages = 2 * runner_plan.num_base_pages
+    pages_per_seq = -(-max_model_len // page_size) + num_state_pages
     kv_bytes, flag = config.kv_cache_memory, device.kv_flag(config)
     fewer = ", or run fewer --replicas" if memory.num_engines > 1 else ""
     if kv_bytes is None:
@@ -251,15 +274,16 @@ def plan_memory(
             kv_bytes = max(kv_bytes, min(pages_per_seq * page_bytes, left_bytes))
     num_pages = min(max(kv_bytes, 0) // page_bytes, config.max_num_seqs * pages_per_seq)
     if num_pages < pages_per_seq:
-        if config.max_model_len is not None or num_pages * page_size < 2 * page_size:
+        num_token_pages = max(num_pages - num_state_pages, 0)
+        if config.max_model_len is not None or num_token_pages < 2:
             raise ConfigError(
-                f"KV memory of {format_bytes(max(kv_bytes, 0))} holds {num_pages * page_size} "
-                f"tokens, one sequence of max_model_len {max_model_len} needs "
-                f"{format_bytes(pages_per_seq * page_bytes)} (weights, scratch and grammars take "
-                f"{format_bytes(fixed_bytes)} of the {memory.described}); raise {flag} or lower "
-                f"--max-model-len{fewer}"
+                f"KV memory of {format_bytes(max(kv_bytes, 0))} holds "
+                f"{num_token_pages * page_size} tokens, one sequence of max_model_len "
+                f"{max_model_len} needs {format_bytes(pages_per_seq * page_bytes)} (weights, "
+                f"scratch and grammars take {format_bytes(fixed_bytes)} of the "
+                f"{memory.described}); raise {flag} or lower --max-model-len{fewer}"
             )
-        max_model_len = num_pages * page_size
+        max_model_len = num_token_pages * page_size
     plan = MemoryPlan(
         **fixed,
         grammar_bytes=grammar_bytes,
@@ -270,6 +294,8 @@ def plan_memory(
         max_model_len=max_model_len,
         available_bytes=memory.free_bytes,
         num_ranks=memory.num_ranks,
+        num_base_pages=runner_plan.num_base_pages,
+        max_num_seqs=config.max_num_seqs,
     )
     if plan.total_bytes > memory.free_bytes:
         raise ConfigError(

@@ -101,6 +101,24 @@ TEST(without_a_log_nothing_is_recorded) {
   pool.release(held[0]);
 }
 
+TEST(silent_pages_are_found_and_told_to_nobody) {
+  PagePool pool(1);
+  PageEventLog log(4);
+  pool.set_event_log(&log);
+  const PageHash hash = kHasher.extend({}, std::vector<int32_t>{-1});
+  std::vector<PageId> held;
+  pool.allocate(1, &held);
+  CHECK(pool.publish(held[0], hash, /*is_silent=*/true));
+  CHECK(pool.published_hashes().empty());
+  pool.release(held[0]);
+  CHECK_EQ(pool.find(hash), held[0]);
+  pool.release(held[0]);
+  pool.allocate(1, &held);
+  CHECK_EQ(pool.find(hash), -1);
+  CHECK(log.take().empty());
+  pool.release(held[1]);
+}
+
 TEST(whoever_follows_the_events_knows_the_cache) {
   constexpr size_t kPageSize = 4;
   std::mt19937 random(3);

@@ -94,8 +94,7 @@ class Rank {
         captured_(kMaxRows * kHidden * kCaptures.size() * sizeof(uint16_t)) {
     load_random_weights(*target_->weights().front(), 11);
     target_->weights().front()->finish_loading();
-    for (const KvLayerSpec& layer :
-         target_kind("dense").state_needs(setup.spec, setup.rank).kv_layers) {
+    for (const KvLayerSpec& layer : target_kind("dense").state_needs(setup).kv_layers) {
       const auto values = static_cast<size_t>(2 * kNumPages * kPageSize) *
                           static_cast<size_t>(layer.num_kv_heads * layer.head_dim);
       pages_.push_back(std::make_unique<DeviceBuffer>(std::vector<uint16_t>(values)));

@@ -149,6 +149,7 @@ TEST(recorded_rounds_rotate) {
   const device::Stream stream;
   product.run_ranks(ranks, num_rows, stream.handle());  // what is loaded on first use
   product.run_whole(num_rows, stream.handle());
+  device::synchronize(stream.handle());  // before x changes
   const device::Graph graph(stream.handle(), [&] {
     product.run_ranks(ranks, num_rows, stream.handle());
     product.run_whole(num_rows, stream.handle());

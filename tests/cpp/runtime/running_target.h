@@ -29,11 +29,12 @@ class RunningTarget final : public TargetModel {
         states_(state_bytes(setup), memory_of(setup.device)) {}
 
   static size_t state_bytes(const TargetSetup& setup) {
-    return static_cast<size_t>(setup.limits.max_rows) * needs(setup.spec).record_bytes;
+    return static_cast<size_t>(setup.limits.max_rows) * needs(setup).record_bytes;
   }
-  static StateNeeds needs(const TargetSpec& spec, TpRank = {}) {
+  static StateNeeds needs(const TargetSetup& setup) {
     return {.kv_layers = {},
-            .record_bytes = static_cast<size_t>(spec.num_layers()) * kStateWords * sizeof(uint32_t),
+            .record_bytes =
+                static_cast<size_t>(setup.spec.num_layers()) * kStateWords * sizeof(uint32_t),
             .num_read = kStateReads};
   }
 
@@ -41,7 +42,7 @@ class RunningTarget final : public TargetModel {
   SharedTensors shared() const override { return {}; }
   void forward(const ExecContext& exec, const RowBatch& rows, const TargetMemory& memory,
                const std::vector<int>&, void*) override {
-    pass_ = {rows, memory.records, num_layers_, states_.as<uint32_t>()};
+    pass_ = {rows, memory.states.records, num_layers_, states_.as<uint32_t>()};
     if (exec.device == Device::kCuda) {
       device::check(running_kernels.pass(pass_, exec.stream), "running_pass");
       return;

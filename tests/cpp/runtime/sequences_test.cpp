@@ -43,7 +43,7 @@ class Engine {
                                .record_bytes = kNumLayers * testing::kStateWords * 4,
                                .num_read = testing::kStateReads},
                               limits_),
-                   kNumPages,
+                   BasePlan({}, 0, 0), kNumPages,
                    [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }),
         device_(6),
         states_(1024 * kNumLayers * testing::kStateWords) {}

@@ -31,7 +31,8 @@ struct Records {
     return record[0] == position && record[1] == value;
   }
   bool publishes(int slot, uint64_t name, int length, int end, bool is_answer = false) {
-    slots.publish(slot, {name, 0}, length, end, is_answer);
+    slots.publish(slot, {name, 0}, length, end,
+                  is_answer ? SnapshotOf::kAnswer : SnapshotOf::kPrompt);
     return slots.has_snapshot({name, 0});
   }
 
@@ -94,4 +95,49 @@ TEST(the_last_of_a_prompt_and_of_an_answer_stay) {
   CHECK(!records.slots.has_snapshot({3, 0}) && records.slots.has_snapshot({4, 0}));
   records.slots.reset_snapshots();
   CHECK(!records.slots.has_snapshot({5, 0}));
+}
+
+TEST(a_snapshot_where_prompts_part_takes_no_other_ones_place) {
+  Records records;
+  records.write(0, 0, 20);
+  CHECK(records.publishes(0, 1, 16, 20));
+  CHECK(records.slots.publish(0, {2, 0}, 16, 20, SnapshotOf::kShared));
+  CHECK(records.publishes(0, 3, 16, 20));
+  CHECK(records.slots.has_snapshot({2, 0}));
+  records.slots.forget({2, 0});
+  records.slots.forget({9, 0});
+  CHECK(!records.slots.has_snapshot({2, 0}) && records.slots.has_snapshot({3, 0}));
+  CHECK_EQ(records.slots.wanted(0), 0);
+}
+
+TEST(what_lies_beside_records_goes_where_they_go) {
+  const RecordPlan plan(
+      {.kv_layers = {}, .record_bytes = 16, .num_read = 4, .tail_bytes = 32, .num_tail_read = 1},
+      {.max_num_seqs = 2, .page_size = kPage, .draft_room = 3});
+  CHECK_EQ(plan.tail_ring_size, 1 + kPage + 4);
+  CHECK_EQ(plan.kept_bytes(), 4 * 16 + 32);
+  SlotRecords slots(plan, Device::kCpu,
+                    [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); });
+  const auto write = [&](int slot, int begin, int end, int value) {
+    for (int32_t i = begin; i < end; ++i) {
+      const int32_t tail[8] = {i, 0, 0, 0, 0, 0, 0, value};
+      std::memcpy(slots.view().at(slot, i), tail, 16);
+      std::memcpy(slots.tails().at(slot, i), tail, sizeof tail);
+    }
+  };
+  const auto holds = [&](int slot, int position, int value) {
+    int32_t tail[8];
+    std::memcpy(tail, slots.tails().at(slot, position), sizeof tail);
+    return tail[0] == position && tail[7] == value;
+  };
+  for (const int slot : {0, 1}) slots.add(slot);
+  write(1, 0, 9, 5);
+  slots.save(1, 0, 9);
+  write(1, 9, 9 + 3 * plan.ring_size, 6);
+  CHECK(!holds(1, 8, 5));
+  slots.restore(1, 0, 9);
+  CHECK(holds(1, 8, 5));
+  CHECK(slots.publish(1, {1, 0}, 9, 9, SnapshotOf::kPrompt));
+  slots.attach(0, {1, 0}, 9);
+  CHECK(holds(0, 8, 5));
 }

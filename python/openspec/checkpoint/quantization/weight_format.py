@@ -20,6 +20,7 @@ from openspec.checkpoint.quantization.declared import (
 )
 from openspec.checkpoint.tensor_info import TensorInfo, name_some
 from openspec.errors import ConfigError
+from openspec.specs.layers import AttentionSpec
 from openspec.specs.target import TargetSpec, TensorScale
 
 logger = logging.getLogger(__name__)
@@ -32,10 +33,9 @@ MATRICES = re.compile(
 """The matrices of decoder layers."""
 HEAD = "lm_head.weight"
 _SCALES = re.compile(r"(.*)\.(weight_scale|weight_scale_inv)")
-_UNUSED = re.compile(
-    r".*\.(input_scale|input_scale_ub|output_scale|[qkv]_scale|kv_scale|prob_output_scale)"
-)
-"""Scales of activations, and of K and V."""
+_OF_ACTIVATIONS = re.compile(r".*\.(input_scale|input_scale_ub)")
+_OF_CACHE = re.compile(r".*\.(output_scale|[qkv]_scale|kv_scale|prob_output_scale)")
+"""Scales of K and V, and of what meets them."""
 _SCALE_DTYPES = ("BF16", "F16", "F32")
 _REFUSED_DTYPES = {"F8_E5M2": "e5m2 weights", "F8_E8M0": "E8M0 scales", "I8": "INT8 weights"}
 
@@ -76,22 +76,46 @@ def weight_format(tensors: Mapping[str, TensorInfo], declared: Declared) -> Weig
     codes = [info for info in tensors.values() if info.dtype == CODES]
     quantized = {info.name: _scale_of(info, tensors, declared) for info in codes}
     _check_lists(tensors, declared, quantized)
-    for note in declared.notes:
-        logger.info("%s: %s", declared.source, note)
+    unused = []
+    for pattern, is_declared, note in (
+        (
+            _OF_ACTIVATIONS,
+            declared.has_static_activations,
+            "static activation scales are not used: only weights are FP8 here",
+        ),
+        (
+            _OF_CACHE,
+            declared.has_cache_scales,
+            "scales of K and V are not used: the KV cache has the activations' type",
+        ),
+    ):
+        found = [name for name in tensors if pattern.fullmatch(name)]
+        if found or is_declared:
+            logger.info("%s: %s", declared.source, note)
+        unused += found
     forms = sorted({scale.form for scale in quantized.values()})
     return WeightFormat(
         name=f"FP8 with scales of each {' and '.join(forms)} ({declared.dialect})",
         quantized=quantized,
-        unused=frozenset(name for name in tensors if _UNUSED.fullmatch(name)),
+        unused=frozenset(unused),
     )
 
 
 def made_format(spec: TargetSpec, wanted: str) -> WeightFormat:
-    """What `wanted`, a key of MADE, makes of the bfloat16 weights of a target."""
+    """What `wanted`, a key of MADE, makes of the bfloat16 weights of a target.
+
+    Raises:
+        ConfigError: it is not made of such layers.
+    """
     form, hidden = MADE[wanted], spec.hidden_size
     quantized = {}
     for i, layer in enumerate(spec.layers):
         attention, inner = layer.mixer, layer.mlp.intermediate_size
+        if not isinstance(attention, AttentionSpec):
+            raise ConfigError(
+                f"--quantization {wanted}: not for models with layers of linear attention yet; "
+                "drop it"
+            )
         q, kv = (n * attention.head_dim for n in (attention.num_q_heads, attention.num_kv_heads))
         shapes = {"self_attn.q": (q, hidden), "self_attn.o": (hidden, q)}
         shapes |= {"self_attn.k": (kv, hidden), "self_attn.v": (kv, hidden)}

@@ -31,8 +31,9 @@ def kind_of(keys: JsonKeys) -> TargetKind:
     Raises:
         ConfigError: none does, with the reason.
     """
-    refuse_known(keys)
     model_type = keys.get("model_type")
+    nesting = [name for kind in all_kinds() if kind.has_text_config for name in kind.architectures]
+    refuse_known(keys, may_nest=model_type in nesting)
     for kind in all_kinds():
         if isinstance(model_type, str) and model_type in kind.architectures:
             architecture = kind.architectures[model_type]

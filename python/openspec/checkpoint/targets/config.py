@@ -104,7 +104,8 @@ def _parse(folder: Path, keys: JsonKeys, generation: JsonKeys) -> ModelConfig:
     target = kind_of(keys).read(keys)
     if keys.get("auto_map") is not None:
         logger.warning("%s: auto_map is ignored: no code of a checkpoint is run", keys.source)
-    dtype = keys.get("dtype") or keys.get("torch_dtype") or "bfloat16"
+    text = keys.object("text_config") or keys
+    dtype = keys.get("dtype") or keys.get("torch_dtype") or text.get("dtype") or "bfloat16"
     if not isinstance(dtype, str) or dtype.removeprefix("torch.") not in (
         "bfloat16",
         "float16",
@@ -119,7 +120,7 @@ def _parse(folder: Path, keys: JsonKeys, generation: JsonKeys) -> ModelConfig:
         rope=target.rope,
         max_model_len=target.max_model_len,
         eos_token_ids=generation.token_ids("eos_token_id", vocab_size)
-        or keys.token_ids("eos_token_id", vocab_size),
+        or text.token_ids("eos_token_id", vocab_size),
         sampling=_parse_sampling(generation),
         quantization=read_declared(folder, keys),
     )

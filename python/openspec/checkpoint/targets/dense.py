@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
 from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.targets.kind import Target, TargetKind
 from openspec.checkpoint.targets.refusals import HYBRID, SUPPORTED
-from openspec.checkpoint.targets.rope import MAX_POSITIONS, read_rope
+from openspec.checkpoint.targets.rope import MAX_POSITIONS, RopeConfig, read_rope
 from openspec.specs.layers import AttentionSpec, DenseMlpSpec, LayerSpec, MlpSpec
 from openspec.specs.target import TargetSpec
 
@@ -76,36 +77,65 @@ def read_decoder(keys: JsonKeys, family: Family, kind: str, mlp: MlpSpec) -> Tar
         ConfigError: the key, the value found and the remedy.
     """
     check_layers(keys)
+    attention, rope = read_attention(keys, family, lambda head_dim: read_rope(keys, head_dim))
+    layers = (LayerSpec(mixer=attention, mlp=mlp),) * keys.integer(
+        "num_hidden_layers", 1, MAX_LAYERS
+    )
+    is_tied = keys.boolean("tie_word_embeddings", False)
+    return read_shape(keys, kind, layers, rope, is_tied=is_tied)
+
+
+def read_attention(
+    keys: JsonKeys,
+    family: Family,
+    rope_of: Callable[[int], RopeConfig],
+    *,
+    has_gate: bool = False,
+) -> tuple[AttentionSpec, RopeConfig]:
+    """The attention of a decoder's layers; `rope_of` reads RoPE for heads of so many dimensions.
+
+    Raises:
+        ConfigError: the key, the value found and the remedy.
+    """
     num_q_heads = keys.integer("num_attention_heads", 1, 4096)
     num_kv_heads = keys.integer("num_key_value_heads", 1, 4096)
     if num_q_heads % num_kv_heads:
         keys.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({num_q_heads})")
     hidden_size = keys.integer("hidden_size", 1, MAX_DIM)
     head_dim = _head_dim(keys, family, hidden_size, num_q_heads)
-    max_positions = keys.integer("max_position_embeddings", 1, MAX_POSITIONS)
-    rope = read_rope(keys, head_dim)
-    max_model_len = rope.length or max_positions
-    layer = LayerSpec(
-        mixer=AttentionSpec(
-            num_q_heads=num_q_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            has_qk_norm=family.has_qk_norm,
-            has_qkv_bias=family.has_qkv_bias,
-            inv_freq=rope.inv_freq,
-            rope_scale=rope.scale,
-        ),
-        mlp=mlp,
+    keys.integer("max_position_embeddings", 1, MAX_POSITIONS)
+    rope = rope_of(head_dim)
+    attention = AttentionSpec(
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        has_qk_norm=family.has_qk_norm,
+        has_qkv_bias=family.has_qkv_bias,
+        has_gate=has_gate,
+        inv_freq=rope.inv_freq,
+        rope_scale=rope.scale,
     )
+    return attention, rope
+
+
+def read_shape(
+    keys: JsonKeys, kind: str, layers: tuple[LayerSpec, ...], rope: RopeConfig, *, is_tied: bool
+) -> Target:
+    """A decoder of such layers.
+
+    Raises:
+        ConfigError: the key, the value found and the remedy.
+    """
     spec = TargetSpec(
         kind=kind,
-        hidden_size=hidden_size,
+        hidden_size=keys.integer("hidden_size", 1, MAX_DIM),
         vocab_size=keys.integer("vocab_size", 2, 1 << 24),
         rms_norm_eps=keys.number("rms_norm_eps", 1e-12, 1.0, 1e-6),
-        tie_word_embeddings=keys.boolean("tie_word_embeddings", False),
-        layers=(layer,) * keys.integer("num_hidden_layers", 1, MAX_LAYERS),
+        tie_word_embeddings=is_tied,
+        layers=layers,
     )
-    return Target(spec=spec, rope=rope, max_model_len=max_model_len)
+    max_positions = keys.integer("max_position_embeddings", 1, MAX_POSITIONS)
+    return Target(spec=spec, rope=rope, max_model_len=rope.length or max_positions)
 
 
 def _head_dim(keys: JsonKeys, family: Family, hidden_size: int, num_heads: int) -> int:

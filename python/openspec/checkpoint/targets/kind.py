@@ -27,5 +27,8 @@ class TargetKind:
 
     architectures: Mapping[str, str]
     """Architecture of each model_type."""
+    has_text_config: bool = False
+    """Whether config.json may keep the text model's keys in an object of that name, beside those of
+    a part that reads images and is left out."""
     read: Callable[[JsonKeys], Target]
     """Reads and checks a config.json of one of them; raises ConfigError with key and remedy."""

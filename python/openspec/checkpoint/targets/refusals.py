@@ -6,7 +6,10 @@ import re
 
 from openspec.checkpoint.strict_json import JsonKeys, JsonValue
 
-SUPPORTED = "openspec runs the dense text models of Llama 3, Mistral, Qwen2, Qwen2.5 and Qwen3"
+SUPPORTED = (
+    "openspec runs the dense text models of Llama 3, Mistral, Qwen2, Qwen2.5 and Qwen3, and the "
+    "text of Qwen3.5"
+)
 
 
 HYBRID = "it has layers of linear attention or state spaces beside those of attention"
@@ -15,7 +18,7 @@ _WINDOWS = "some of its layers attend through a sliding window"
 _IMAGES = "it reads images as well; give a text-only checkpoint"
 REFUSED = (
     (
-        r"qwen3(next|5|6|8)|qwen4|jamba|bamba|mamba|zamba|falconh1|nemotronh|lfm2|kimilinear",
+        r"qwen3(next|5moe|6|8)|qwen4|jamba|bamba|mamba|zamba|falconh1|nemotronh|lfm2|kimilinear",
         HYBRID,
     ),
     (r"gptoss", "it has attention sinks, sliding windows and experts"),
@@ -28,8 +31,10 @@ REFUSED = (
 """Start of an architecture or model_type, small and without underscores -> why it is refused."""
 
 
-def refuse_known(keys: JsonKeys) -> None:
+def refuse_known(keys: JsonKeys, *, may_nest: bool) -> None:
     """Stops at a model that no target kind runs, with the reason.
+
+    `may_nest`: its kind reads a text_config.
 
     Raises:
         ConfigError: the key that says so, and what openspec runs.
@@ -38,7 +43,7 @@ def refuse_known(keys: JsonKeys) -> None:
         _refuse_name(keys, "architectures", architecture)
     _refuse_name(keys, "model_type", keys.get("model_type"))
     for name in ("vision_config", "text_config"):
-        if keys.get(name) is not None:
+        if keys.get(name) is not None and not may_nest:
             keys.refuse(name, "no such key", f"{_IMAGES}; {SUPPORTED}")
     for name in ("num_experts", "num_local_experts", "moe_intermediate_size"):
         if keys.get(name):

@@ -63,11 +63,18 @@ class Llama3Params:
     high_freq_factor: float
 
 
-def read_rope(keys: JsonKeys, head_dim: int, default_theta: float | None = None) -> RopeConfig:
+def read_rope(
+    keys: JsonKeys,
+    head_dim: int,
+    default_theta: float | None = None,
+    rotated: float | None = None,
+) -> RopeConfig:
     """What config.json says of RoPE for heads of `head_dim`, an even number.
 
     Both dialects: rope_theta with rope_scaling, and rope_parameters with everything in it.
-    `default_theta`: the base where there is none; None: there has to be one.
+    `default_theta`: the base where there is none; None: there has to be one. `rotated`: the part of
+    a head that turns where partial_rotary_factor does not say; None: all of it has to, and
+    positions are those of text alone.
 
     Raises:
         ConfigError: another kind of RoPE, or a value that cannot be.
@@ -80,14 +87,20 @@ def read_rope(keys: JsonKeys, head_dim: int, default_theta: float | None = None)
         keys.refuse(name, "one setting for all layers, not one for each layer type")
     rope = JsonKeys(value, f"{keys.source}: {name}")
     kind = rope.get("rope_type") or rope.get("type") or "default"
+    if rotated is not None and kind == "mrope":
+        kind = "default"  # of text all three positions are the same
     if not isinstance(kind, str) or kind not in ROPE_KEYS:
         key = "rope_type" if rope.get("rope_type") else "type"
         rope.refuse(key, f"one of {', '.join(ROPE_KEYS)}; remove it or convert it to YaRN")
     theta = _read_theta(keys, rope, default_theta)
-    for source in (keys, rope):
-        if source.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
-            source.refuse("partial_rotary_factor", "1.0: openspec turns whole heads")
     known = ROPE_KEYS[kind] | {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    if rotated is None:
+        for source in (keys, rope):
+            if source.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
+                source.refuse("partial_rotary_factor", "1.0: openspec turns whole heads")
+    else:
+        head_dim = _rotary_dim(keys, rope, head_dim, rotated)
+        known |= {"mrope_section", "mrope_interleaved"}
     unknown = sorted(set(value) - known)
     if unknown:
         logger.warning("%s: ignored with rope_type %s: %s", rope.source, kind, ", ".join(unknown))
@@ -98,6 +111,15 @@ def read_rope(keys: JsonKeys, head_dim: int, default_theta: float | None = None)
     if kind == "llama3":
         return llama3_rope(theta, head_dim, _read_llama3(keys, rope), _max_positions(keys))
     return default_rope(theta, head_dim, _max_positions(keys))
+
+
+def _rotary_dim(keys: JsonKeys, rope: JsonKeys, head_dim: int, rotated: float) -> int:
+    name = "partial_rotary_factor"
+    place = rope if rope.get(name) is not None else keys
+    turning = int(head_dim * place.number(name, 0.0, 1.0, rotated))
+    if turning < 2 or turning % 2:
+        place.refuse(name, f"a part of heads of {head_dim} that is an even number of dimensions")
+    return turning
 
 
 def _max_positions(keys: JsonKeys) -> int | None:

@@ -38,7 +38,8 @@ def _plan_only_decodes(config: RunnerConfig, runner: Runner, queue: RunQueue) ->
         return None
     num_free = runner.num_free_pages
     num_rows_ahead = max(config.max_draft_tokens, runner.num_rows_ahead)
-    if num_free < len(spans) * (num_rows_ahead // config.page_size + 2):
+    most_pages = num_rows_ahead // config.page_size + 2 + runner.num_base_pages
+    if num_free < len(spans) * most_pages:
         needed = runner.num_pages_needed
         if sum([needed(slot, 1 + num_drafts) for slot, _, num_drafts in spans]) > num_free:
             return None
@@ -186,7 +187,8 @@ class _MixedStep:
             aligned = end - end % self._config.page_size
             if aligned > request.num_scheduled:
                 num_rows = aligned - request.num_scheduled
-        return num_rows
+        wanted = self._runner.wanted_end(request.slot) - request.num_scheduled
+        return wanted if 0 < wanted < num_rows else num_rows
 
     def _largest_fit(self, request: Request, num_rows: int) -> int:
         """The most rows, up to `num_rows`, whose pages are free."""

@@ -1,0 +1,104 @@
+#include "model/parts/delta_net_layer.h"
+
+#include "core/check.h"
+#include "kernels/ops.h"
+#include "model/parts/decoder_layer.h"
+#include "model/parts/decoder_pass.h"
+
+namespace openspec {
+
+DeltaShape delta_shape(const DeltaNetSpec& spec) {
+  check_size("num_key_heads", spec.num_key_heads);
+  check_size("num_value_heads", spec.num_value_heads);
+  OPENSPEC_CHECK_ARG(spec.num_value_heads % spec.num_key_heads == 0, "num_value_heads (",
+                     spec.num_value_heads, ") must be a multiple of num_key_heads (",
+                     spec.num_key_heads, ")");
+  return {spec.num_key_heads, spec.num_value_heads};
+}
+
+DeltaNetLayer add_delta_net(Weights& weights, const DeltaShape& shape, int hidden_size,
+                            const std::string& prefix) {
+  const std::string mixer = prefix + "linear_attn.";
+  DeltaNetLayer layer;
+  layer.qkvz =
+      weights.add_linear(mixer, {"in_proj_qkv.weight", "in_proj_z.weight"},
+                         {shape.conv_width(), shape.v_width()}, hidden_size, LinearEpilogue::kNone);
+  layer.ba = weights.add_linear(mixer, {"in_proj_b.weight", "in_proj_a.weight"},
+                                {shape.num_v_heads, shape.num_v_heads}, hidden_size,
+                                LinearEpilogue::kNone);
+  layer.taps = weights.add_taps(mixer + "conv1d.weight", shape.conv_width(), kDeltaTaps);
+  layer.a_log = weights.add_values(mixer + "A_log", {shape.num_v_heads});
+  layer.dt_bias = weights.add_values(mixer + "dt_bias", {shape.num_v_heads});
+  layer.norm = weights.add_norm(mixer + "norm.weight", kDeltaHeadDim);
+  layer.out = weights.add_linear(mixer, {"out_proj.weight"}, {hidden_size}, shape.v_width(),
+                                 LinearEpilogue::kNone, /*may_split=*/true);
+  return layer;
+}
+
+DeltaNetPart::Places DeltaNetPart::plan(const DeltaShape& shape, DType dtype,
+                                        const ForwardLimits& limits, int num_threads) {
+  Places at{};
+  AreaPlan areas;
+  const auto take_rows = [&](int width) {
+    return areas.take(limits.max_rows, static_cast<size_t>(width) * dtype_bytes(dtype));
+  };
+  at.qkvz = take_rows(shape.conv_width() + shape.v_width());
+  at.ba = take_rows(2 * shape.num_v_heads);
+  at.out = take_rows(shape.v_width());
+  at.workspace = areas.take(1, delta_net_workspace_bytes_cpu(shape, limits.max_rows, num_threads));
+  at.total = areas.bytes;
+  return at;
+}
+
+DeltaNetPart::DeltaNetPart(const DeltaShape& shape, float eps, DType dtype,
+                           const ForwardLimits& limits, int num_threads)
+    : shape_(shape),
+      eps_(eps),
+      dtype_(dtype),
+      at_(plan(shape, dtype, limits, num_threads)),
+      buffer_(at_.total) {}
+
+size_t DeltaNetPart::bytes(const DeltaShape& shape, DType dtype, const ForwardLimits& limits,
+                           int num_threads) {
+  return plan(shape, dtype, limits, num_threads).total;
+}
+
+void DeltaNetPart::run(const ExecContext& exec, DecoderPass& pass, DecoderScratch& scratch,
+                       const DeltaNetLayer& layer, int index, const RowBatch& rows,
+                       const RunningStates& states, const void* x) {
+  std::byte *qkvz = buffer_.at(at_.qkvz), *ba = buffer_.at(at_.ba), *out = buffer_.at(at_.out);
+  scratch.linear(exec, layer.qkvz, x, qkvz, rows.num_rows);
+  scratch.linear(exec, layer.ba, x, ba, rows.num_rows);
+  const auto columns = [&](int count) { return static_cast<size_t>(count) * dtype_bytes(dtype_); };
+  const auto place = static_cast<size_t>(index);
+  const int qkvz_width = shape_.conv_width() + shape_.v_width();
+  ops::delta_net(exec, {.shape = shape_,
+                        .layer = index,
+                        .rows = rows,
+                        .qkv = qkvz,
+                        .z = qkvz + columns(shape_.conv_width()),
+                        .b = ba,
+                        .a = ba + columns(shape_.num_v_heads),
+                        .qkv_stride = qkvz_width,
+                        .z_stride = qkvz_width,
+                        .b_stride = 2 * shape_.num_v_heads,
+                        .a_stride = 2 * shape_.num_v_heads,
+                        .out = out,
+                        .conv_weight = layer.taps,
+                        .a_log = layer.a_log,
+                        .dt_bias = layer.dt_bias,
+                        .norm_weight = layer.norm,
+                        .eps = eps_,
+                        .records = states.records,
+                        .record_offset = place * shape_.record_bytes(dtype_),
+                        .conv_rows = states.tails,
+                        .conv_offset = place * shape_.conv_row_bytes(dtype_),
+                        .states = states.bases,
+                        .folded_read = states.folded_read,
+                        .folded_write = states.folded_write,
+                        .workspace = buffer_.at(at_.workspace),
+                        .dtype = dtype_});
+  pass.add_product(layer.out, out);
+}
+
+}  // namespace openspec

@@ -1,0 +1,121 @@
+"""config.json of Qwen3.5's kind: the text model's keys, wherever they stand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openspec.checkpoint.targets.config import ModelConfig
+from openspec.checkpoint.targets.rope import default_rope
+from openspec.errors import ConfigError
+from openspec.specs.layers import AttentionSpec, DeltaNetSpec
+
+# Qwen3.5-4B's, as far as it matters.
+TEXT: dict[str, Any] = {
+    "attn_output_gate": True,
+    "dtype": "bfloat16",
+    "eos_token_id": 248044,
+    "full_attention_interval": 4,
+    "head_dim": 256,
+    "hidden_act": "silu",
+    "hidden_size": 2560,
+    "intermediate_size": 9216,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "mamba_ssm_dtype": "float32",
+    "max_position_embeddings": 262144,
+    "model_type": "qwen3_5_text",
+    "mtp_num_hidden_layers": 1,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 10000000,
+        "rope_type": "default",
+    },
+    "tie_word_embeddings": True,
+    "vocab_size": 248320,
+}
+NESTED: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "image_token_id": 248056,
+    "model_type": "qwen3_5",
+    "tie_word_embeddings": True,
+    "vision_config": {"depth": 24},
+}
+FLAT: dict[str, Any] = {"architectures": ["Qwen3_5ForCausalLM"]}
+
+
+def read(folder: Path, config: dict[str, Any]) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(config))
+    return ModelConfig.from_folder(folder)
+
+
+def test_both_forms_say_the_same(tmp_path: Path) -> None:
+    flat, nested = read(tmp_path, FLAT | TEXT), read(tmp_path, NESTED | {"text_config": TEXT})
+    assert flat == nested
+    assert flat.spec.kind == "hybrid" and flat.spec.tie_word_embeddings
+    assert flat.eos_token_ids == (248044,) and flat.max_model_len == 262144
+    mixers = [layer.mixer for layer in flat.spec.layers]
+    assert mixers.count(DeltaNetSpec(num_key_heads=16, num_value_heads=32)) == 24
+    full = [i for i, mixer in enumerate(mixers) if isinstance(mixer, AttentionSpec)]
+    assert full == list(range(3, 32, 4))
+    attention = mixers[3]
+    assert isinstance(attention, AttentionSpec) and attention.has_gate and attention.has_qk_norm
+    assert attention.inv_freq == default_rope(1e7, 64).inv_freq
+    types = ["full_attention" if i in full else "linear_attention" for i in range(32)]
+    assert read(tmp_path, FLAT | TEXT | {"layer_types": types}) == flat
+    rope = TEXT["rope_parameters"] | {"rope_type": "mrope"}
+    assert read(tmp_path, FLAT | TEXT | {"rope_parameters": rope}) == flat
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attn_output_gate": False}, "attn_output_gate: expected true"),
+        ({"output_gate_type": "sigmoid"}, 'output_gate_type: expected "swish"'),
+        ({"linear_key_head_dim": 64}, "linear_key_head_dim: expected 128, which the kernels"),
+        ({"linear_value_head_dim": 256}, "linear_value_head_dim: expected 128"),
+        ({"linear_conv_kernel_dim": 3}, "linear_conv_kernel_dim: expected 4"),
+        ({"linear_num_value_heads": 24}, "linear_num_value_heads: expected a multiple of 16"),
+        ({"layer_types": ["full_attention"] * 32}, "layer_types: expected 32 entries .* of each"),
+        ({"layer_types": ["linear_attention"] * 31}, "layer_types: expected 32 entries"),
+        ({"layer_types": "linear_attention"}, "layer_types: expected 32 entries"),
+        ({"layer_types": [["x"]] * 32}, "layer_types: expected 32 entries"),
+        ({"layer_types": ["mamba"] * 32}, "layer_types: expected 32 entries"),
+        ({"full_attention_interval": 64}, "full_attention_interval: expected"),
+        ({"full_attention_interval": 1}, "full_attention_interval: expected"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised checkpoints of this kind"),
+        ({"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.001}}, "even number"),
+    ],
+)
+def test_refused_settings(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    for config in (FLAT | TEXT | changes, NESTED | {"text_config": TEXT | changes}):
+        with pytest.raises(ConfigError, match=message):
+            read(tmp_path, config)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type"),
+    [
+        ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe"),
+        ("Qwen3NextForCausalLM", "qwen3_next"),
+        ("Qwen4ExpForConditionalGeneration", "qwen4_exp"),
+    ],
+)
+def test_relatives_are_refused_by_name(tmp_path: Path, architecture: str, model_type: str) -> None:
+    names = {"architectures": [architecture], "model_type": model_type}
+    for config in (TEXT | names, NESTED | names | {"text_config": TEXT}):
+        with pytest.raises(ConfigError, match="has layers of linear attention"):
+            read(tmp_path, config)
