@@ -149,6 +149,25 @@ def test_bfloat16_is_no_worse_than_a_model_in_bfloat16(
     assert error <= rms_error(theirs.logits, plain.logits)
 
 
+def test_chains_with_scales_of_channels_are_those_of_bfloat16(
+    token_ids: list[int], tmp_path: Path
+) -> None:
+    """Bit for bit where scales are powers of two: the weights are numbers of bfloat16 then too."""
+    coded, plain = tmp_path / "coded", tmp_path / "plain"
+    shutil.copytree(coded_folder("fp8"), coded)
+    shutil.copytree(plain_folder(), plain)
+    tensors = safetensors.torch.load_file(coded / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_scale")]:
+        tensors[name] = tensors[name].log2().round().exp2()
+    safetensors.torch.save_file(tensors, coded / "model.safetensors", {"format": "pt"})
+    whole = {name: tensor.bfloat16() for name, tensor in dequantised(tensors).items()}
+    safetensors.torch.save_file(whole, plain / "model.safetensors", {"format": "pt"})
+    expected, found = (
+        subject(root, dtype="bfloat16").score(token_ids, 50) for root in (plain, coded)
+    )
+    assert_same_bits(found, expected)
+
+
 @pytest.mark.parametrize("wanted", WANTED)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_bit_depends_on_chunks_company_or_ranks(

@@ -264,6 +264,9 @@ def test_tensors_that_mean_nothing_are_refused(
         ({"quant_method": "marlin"}, "Marlin"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4"),
         ({"quant_method": "modelopt_fp4"}, "NVFP4"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "4-bit weights are not read yet"),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "MXFP"),
+        ({"quant_method": "modelopt", "quant_algo": "INT8_SQ"}, "INT8"),
         ({"quant_method": "something"}, 'expected "fp8" or "compressed-tensors"'),
         (compressed("channel", "pack-quantized"), "W4A16"),
         (compressed("channel", "int-quantized"), "INT8"),
@@ -297,15 +300,22 @@ def test_scales_of_activations_and_of_the_cache_are_named_once(
         tensors[f"{module}.input_scale"] = ("F32", [1])
     for name in ("k_proj.k_scale", "v_proj.v_scale", "k_proj.output_scale", "k_scale", "kv_scale"):
         tensors[f"{LAYER}self_attn.{name}"] = ("F32", [1])
-    config = MODELOPT | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    declared = MODELOPT | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    # The tensors alone say it too.
+    for config in (declared, compressed("tensor")):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            found = read(tmp_path, config, tensors)
+        assert len(found.unused) == len(MODULES) + 5
+        lines = [record.getMessage() for record in caplog.records]
+        assert [("activation scales" in line, "K and V" in line) for line in lines] == [
+            (True, False),
+            (False, True),
+        ]
+    caplog.clear()
     with caplog.at_level("INFO"):
-        found = read(tmp_path, config, tensors)
-    assert len(found.unused) == len(MODULES) + 5
-    lines = [record.getMessage() for record in caplog.records]
-    assert [("activation scales" in line, "K and V" in line) for line in lines] == [
-        (True, False),
-        (False, True),
-    ]
+        read(tmp_path, compressed("tensor"), coded("tensor"))
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

@@ -195,10 +195,16 @@ inline constexpr float kCodeFactor = 0x1p60f, kCodeUnit = 0x1p120f / kCodeFactor
 /// 2 kLanes codes, of which those at odd places go to `high`.
 OPENSPEC_INLINE void load_e4m3(const char* p, Vf& low, Vf& high) {
   using Codes = int8_t __attribute__((vector_size(2 * kLanes)));
-  using Words = int16_t __attribute__((vector_size(4 * kLanes)));
   Codes codes;
   std::memcpy(&codes, p, sizeof codes);
+#if defined(__AVX512F__)  // g++ would widen in two halves
+  const Vu pairs = reinterpret_cast<Vu>(_mm512_cvtepi8_epi16(reinterpret_cast<__m256i>(codes)));
+#elif defined(__AVX2__)
+  const Vu pairs = reinterpret_cast<Vu>(_mm256_cvtepi8_epi16(reinterpret_cast<__m128i>(codes)));
+#else
+  using Words = int16_t __attribute__((vector_size(4 * kLanes)));
   const Vu pairs = reinterpret_cast<Vu>(__builtin_convertvector(codes, Words));
+#endif
   low = as_float(pairs << 20 & 0x87f00000u);  // the sign is there many times over
   high = as_float(pairs << 4 & 0x87f00000u);
 }

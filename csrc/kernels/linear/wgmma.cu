@@ -9,8 +9,7 @@
 namespace openspec::cuda {
 namespace {
 
-constexpr int kMinStages = 3;  // of tiles of many rows
-constexpr int kMinRows = 9;    // below, streaming through mma.sync is as fast
+constexpr int kMinRows = 9;  // below, streaming through mma.sync is as fast
 
 /// Nanoseconds that a plan takes, roughly: what the busiest block computes and takes in, what all
 /// blocks take in. Memory is left out, for it is the same for all plans.
@@ -76,7 +75,7 @@ WgmmaPlan many_rows_plan(const LinearParams& params) {
       for (int tile_units = 1; tile_units <= max_units(params, tile_rows); ++tile_units) {
         for (const int runs : {0, num_runs}) {
           const WgmmaPlan plan = {tile_rows, tile_units, cluster, runs};
-          if (num_stages(plan, params) < kMinStages) continue;
+          if (!has_stages(plan, params)) continue;
           const double time = estimate(plan, params);
           if (best.tile_rows == 0 || time < best_time) {
             best = plan;

@@ -7,7 +7,7 @@ namespace openspec::cuda {
 /// How linear_wgmma occupies the device. It decides speed, never bits.
 struct WgmmaPlan {
   int tile_rows = 0;   // rows of x in a block's tile: 32, 64, 96 or 128
-  int tile_units = 0;  // units of 16 outputs in a block's tile, 1 to 12, of e4m3 and many rows 8
+  int tile_units = 0;  // units of 16 outputs in a block's tile, 1 to 12
   int cluster = 1;  // 2: pairs of blocks, each with its own rows, share the weights that they load;
                     // for tiles of 96 and 128 rows
   // Into how many runs of consecutive units each split is cut, for every tile of rows, one for a

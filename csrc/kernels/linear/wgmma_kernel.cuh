@@ -296,7 +296,7 @@ template <WeightForm kForm, int kRows, int kCluster, typename JobType>
 __device__ __forceinline__ void run_block(const WeightMaps& weights, const CUtensorMap& rows,
                                           const JobType& job) {
 #ifdef OPENSPEC_HAS_WGMMA
-  using Block = Threads<kForm, kRows>;
+  using Block = Threads<kRows>;
   allow_next_kernel();
   // Their place in static shared memory also tells the host that the kernel has a body.
   __shared__ uint64_t barriers[2 * kMaxStages];
@@ -366,7 +366,7 @@ __global__ void __maxnreg__(few_rows_registers(kForm, kRows))
   run_block<kForm, kRows, kCluster>(weights, rows, job);
 }
 template <WeightForm kForm, int kRows, int kCluster, typename JobType>
-__global__ void __launch_bounds__(Threads<kForm, kRows>::kMost, 1)
+__global__ void __launch_bounds__(Threads<kRows>::kMost, 1)
     wgmma_kernel_alone(const __grid_constant__ WeightMaps weights,
                        const __grid_constant__ CUtensorMap rows,
                        const __grid_constant__ JobType job) {

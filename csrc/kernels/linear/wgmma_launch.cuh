@@ -84,7 +84,7 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, JobType job,
   job.is_f32 = writes_f32(params);
   job.tile_units = plan.tile_units;
   job.num_stages = num_stages(plan, params);
-  if (job.num_stages < min_stages(kForm) || plan.tile_units > max_units(params, kRows)) {
+  if (job.num_stages < min_stages(kForm) || plan.tile_units > kMaxUnits) {
     return cudaErrorInvalidValue;
   }
 
@@ -113,7 +113,7 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, JobType job,
     return cudaErrorInvalidValue;
   }
 
-  const int num_threads = num_groups(plan) * kGroupThreads + Threads<kForm, kRows>::kCopying;
+  const int num_threads = num_groups(plan) * kGroupThreads + Threads<kRows>::kCopying;
   return launch_clusters(kCluster, kernel, num_clusters * kCluster, num_threads,
                          plan.shared_kib * 1024, stream, weights, rows, job);
 }

@@ -14,11 +14,6 @@ inline constexpr int kSharedKib = 226;  // of a block, barriers aside
 
 inline int num_groups(const WgmmaPlan& plan) { return ceil_div(plan.tile_units, kGroupUnits); }
 
-/// Of a tile, at most.
-inline int max_units(const LinearParams& params, int tile_rows) {
-  return max_groups(form_of(params.weight), tile_rows) * kGroupUnits;
-}
-
 inline int stage_bytes(const WgmmaPlan& plan, WeightForm form) {
   return plan.tile_units * unit_bytes(form) + plan.tile_rows * kRowBytes;
 }
@@ -55,6 +50,18 @@ inline int buffer_bytes(const WgmmaPlan& plan, const LinearParams& params) {
 inline int num_stages(const WgmmaPlan& plan, const LinearParams& params) {
   const int bytes = plan.shared_kib * 1024 - kAlignment - buffer_bytes(plan, params);
   return std::min(kMaxStages, bytes / stage_bytes(plan, form_of(params.weight)));
+}
+
+/// Whether a ring has a stage more than it needs.
+inline bool has_stages(const WgmmaPlan& plan, const LinearParams& params) {
+  return num_stages(plan, params) > min_stages(form_of(params.weight));
+}
+
+/// Of a tile, at most: whole warpgroups, whose sums leave room for the ring.
+inline int max_units(const LinearParams& params, int tile_rows) {
+  WgmmaPlan plan = {tile_rows, kMaxUnits};
+  while (plan.tile_units > kGroupUnits && !has_stages(plan, params)) plan.tile_units -= kGroupUnits;
+  return plan.tile_units;
 }
 
 /// Units of the last tile of a run.

@@ -21,6 +21,8 @@ namespace openspec::cuda {
 // of bf16 lie as [8 octets of k][unit][16 outputs][8 k], which without swizzle are the core
 // matrices of wgmma in order, those of e4m3 as [unit][4 steps][lane][8 bytes].
 
+inline constexpr int kMaxGroups = 3;  // warpgroups of a block that multiply
+inline constexpr int kMaxUnits = kMaxGroups * kGroupUnits;
 inline constexpr int kMaxStages = 12;
 inline constexpr int kStageSteps = 4;
 inline constexpr int kStageInputs = kStageSteps * kLinearStep;
@@ -34,13 +36,8 @@ __host__ __device__ constexpr int unit_bytes(WeightForm form) {
   return kStageSteps * step_bytes(form);
 }
 
-/// Warpgroups of a block that multiply. There are fewer where they need more registers: of e4m3 for
-/// weights, with blocks of scales for the sums of segments too.
-__host__ __device__ constexpr int max_groups(WeightForm form, int tile_rows) {
-  return is_e4m3(form) && tile_rows > (has_blocks(form) ? 64 : 96) ? 2 : 3;
-}
-/// Of a ring: a stage is given back while the next one is read, of e4m3 while the codes of the one
-/// after that are.
+/// Of a ring: a stage is given back while the next one is read. Of e4m3 codes of another are read
+/// then, which should be there already.
 __host__ __device__ constexpr int min_stages(WeightForm form) { return is_e4m3(form) ? 3 : 2; }
 /// Whether the chains' sums so far are in shared memory, for want of registers.
 __host__ __device__ constexpr bool stores_chains(WeightForm form, int tile_rows) {
@@ -49,15 +46,14 @@ __host__ __device__ constexpr bool stores_chains(WeightForm form, int tile_rows)
 
 /// Tiles of many rows need more registers than an even share: the copying warps get a group of
 /// their own, which hands over its registers.
-template <WeightForm kForm, int kRows>
+template <int kRows>
 struct Threads {
   static constexpr bool kMovesRegisters = kRows > 64;
   static constexpr int kCopying = kMovesRegisters ? 128 : 64;
-  static constexpr int kMostGroups = max_groups(kForm, kRows);
-  static constexpr int kMost = kMostGroups * kGroupThreads + kCopying;
+  static constexpr int kMost = kMaxGroups * kGroupThreads + kCopying;
   // Where registers move; every thread begins with an even share.
-  static constexpr int kCopyingRegisters = kMostGroups == 2 ? 40 : 32;
-  static constexpr int kMultiplyingRegisters = kMostGroups == 2 ? 232 : 160;
+  static constexpr int kCopyingRegisters = 32;
+  static constexpr int kMultiplyingRegisters = 160;
 };
 
 /// The weights as boxes of as many units as a block's tiles have.

@@ -13,10 +13,9 @@
 namespace openspec::cuda {
 
 /// As ChainReader, with weights in registers: each lane reads the codes of its outputs, 8 bytes a
-/// step, and widens them to the first operand. A *piece* is what lies between two ends of stages or
-/// chains, 1 to 4 steps. While the products of a piece are under way, the codes of the next are
-/// read and widened, into the other of two sets of registers; the first of a chain, or of a part of
-/// one, is in set 0.
+/// step, and widens them to the first operand. Every step is a product of its own, and while it
+/// runs the next one's weights are widened, into the other of two sets of registers: a warp that
+/// starts several products at once waits for all but the last of them before it goes on.
 template <int kRows, int kCluster>
 class WideningReader : public StageReader<kCluster> {
  public:
@@ -28,31 +27,50 @@ class WideningReader : public StageReader<kCluster> {
                      lane * 8) {}
 
   __device__ __forceinline__ void begin_tile(int, int num_steps) {
-    steps_left_ = num_steps;
-    read_codes();
-    widen_codes<0>();
+    stages_left_ = (num_steps - 1) / kStageSteps;
+    read_stage();
+    rows_ = next_rows_;
+    widen(codes_[0], weights_[0]);
   }
 
-  /// sums = the chain of the next `num_steps` steps, or a part of one.
-  __device__ __forceinline__ void multiply(float (&sums)[kRows / 2], int num_steps) {
-    int keep = 0;
-    bool is_odd = false;
-#pragma unroll 1
-    do {
-      is_odd = !multiply_piece<0>(sums, num_steps, keep);
-    } while (!is_odd && multiply_piece<1>(sums, num_steps, keep));
-    wgmma::wait_products<0>();
-    wgmma::pin(sums);
-    pin_weights<0>();
-    pin_weights<1>();
+  __device__ __forceinline__ void finish_tile() {
     release(left_);
     left_ = 0;
-    if (!is_odd) return;
-#pragma unroll
-    for (int i = 0; i < kStageSteps; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) weights_[0][i][j] = weights_[1][i][j];
+    if (0 < step_ && step_ <= kReadingStep) this->give_back_stage();
+    step_ = 0;
+  }
+
+  /// sums = the chain of the next `num_steps` steps, or a part of one. Whole stages are
+  /// straight-line code.
+  __device__ __forceinline__ void multiply(float (&sums)[kRows / 2], int num_steps) {
+    int keep = 0;
+    wgmma::pin(sums);
+#pragma unroll 1
+    while (num_steps > 0) {
+      if (step_ == 0 && num_steps >= kStageSteps) {
+        multiply_step<0>(sums, keep);
+        multiply_step<1>(sums, 1);
+        multiply_step<2>(sums, 1);
+        multiply_step<3>(sums, 1);
+        num_steps -= kStageSteps;
+      } else {
+        if (step_ == 0) {
+          multiply_step<0>(sums, keep);
+        } else if (step_ == 1) {
+          multiply_step<1>(sums, keep);
+        } else if (step_ == 2) {
+          multiply_step<2>(sums, keep);
+        } else {
+          multiply_step<3>(sums, keep);
+        }
+        --num_steps;
+      }
+      keep = 1;
     }
+    wgmma::wait_products<0>();
+    wgmma::pin(sums);
+    wgmma::pin(weights_[0]);
+    wgmma::pin(weights_[1]);
   }
 
  private:
@@ -61,83 +79,51 @@ class WideningReader : public StageReader<kCluster> {
   using Place::leave_stage, Place::release, Place::wait_for_stage;
   static constexpr int kUnitBytes = unit_bytes(WeightForm::kOutputScales);
   static constexpr int kStepBytes = kUnitBytes / kStageSteps;
+  static constexpr int kReadingStep = 1;  // of a stage, behind which the next one's codes are read
 
-  /// Of the next piece. Where it has less than 4 steps what follows is read too, and not used.
-  __device__ __forceinline__ void read_codes() {
-    if (step_ == 0) wait_for_stage();
+  /// Waits for the next stage and starts to read its codes.
+  __device__ __forceinline__ void read_stage() {
+    wait_for_stage();
     const uint32_t at = ring_.stages + stage_ * ring_.stage_bytes;
-    const uint32_t codes = at + own_weights_ + step_ * kStepBytes;
 #pragma unroll
-    for (int i = 0; i < kStageSteps; ++i) codes_[i] = load_codes(codes + i * kStepBytes);
-    const uint32_t rows = wgmma::describe_place(at + max_weight_bytes_, 16) + step_ * kRowStep;
-    rows_ = __shfl_sync(0xffffffffu, rows, 0);  // in a uniform register
+    for (int i = 0; i < kStageSteps; ++i)
+      codes_[i] = load_codes(at + own_weights_ + i * kStepBytes);
+    const uint32_t rows = wgmma::describe_place(at + max_weight_bytes_, 16);
+    next_rows_ = __shfl_sync(0xffffffffu, rows, 0);  // in a uniform register
   }
 
-  template <int kSet>
-  __device__ __forceinline__ void widen_codes() {
-#pragma unroll
-    for (int i = 0; i < kStageSteps; ++i) widen(codes_[i], weights_[kSet][i]);
-  }
-
-  /// The next piece, which is in set kSet; whether more of the chain is left. The one after it
-  /// comes into the other set.
-  template <int kSet>
-  __device__ __forceinline__ bool multiply_piece(float (&sums)[kRows / 2], int& num_steps,
-                                                 int& keep) {
-    const int count = min(num_steps, kStageSteps - step_);
-    if (count == kStageSteps) {
-      start<kSet, kStageSteps>(sums, keep);
-    } else if (count == 3) {
-      start<kSet, 3>(sums, keep);
-    } else if (count == 2) {
-      start<kSet, 2>(sums, keep);
-    } else {
-      start<kSet, 1>(sums, keep);
-    }
-    keep = 1;
-    num_steps -= count;
-    steps_left_ -= count;
-    step_ += count;
-    const uint32_t before = left_;
-    left_ = 0;
-    if (step_ == kStageSteps) leave_stage();
-    if (steps_left_ > 0) read_codes();
-    wgmma::wait_products<1>();
-    pin_weights<1 - kSet>();
-    release(before);
-    widen_codes<1 - kSet>();
-    return num_steps > 0;
-  }
-
-  /// The first kCount steps of the piece, as one group: straight-line code, as ptxas needs it.
-  template <int kSet, int kCount>
-  __device__ __forceinline__ void start(float (&sums)[kRows / 2], int keep) {
+  /// Starts the product of step kStep of the stage and widens the weights of the next.
+  template <int kStep>
+  __device__ __forceinline__ void multiply_step(float (&sums)[kRows / 2], int keep) {
     constexpr uint64_t kRowForm = wgmma::describe_form(8 * kRowBytes, true);
-    wgmma::pin(sums);
-    pin_weights<kSet>();
+    constexpr int kNext = (kStep + 1) % kStageSteps;
+    wgmma::pin(weights_[kStep % 2]);
     wgmma::begin_products();
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      wgmma::multiply<kRows>(sums, weights_[kSet][i], kRowForm | (rows_ + i * kRowStep),
-                             i == 0 ? keep : 1);
-    }
+    wgmma::multiply<kRows>(sums, weights_[kStep % 2], kRowForm | (rows_ + kStep * kRowStep), keep);
     wgmma::end_products();
-  }
-
-  /// Registers that products read must not be taken for something else while these are under way:
-  /// the compiler knows the instructions as reading them at once.
-  template <int kSet>
-  __device__ __forceinline__ void pin_weights() {
-#pragma unroll
-    for (int i = 0; i < kStageSteps; ++i) wgmma::pin(weights_[kSet][i]);
+    // Registers that products read must not be taken for something else while these are under
+    // way: the compiler knows the instructions as reading them at once.
+    wgmma::wait_products<1>();
+    wgmma::pin(weights_[kNext % 2]);
+    widen(kNext == kStageSteps - 1 ? last_codes_ : codes_[kNext], weights_[kNext % 2]);
+    if constexpr (kStep == kReadingStep) {
+      release(leave_stage());  // the products of the one before are done
+      last_codes_ = codes_[kStageSteps - 1];
+      if (stages_left_ > 0) read_stage();
+      --stages_left_;
+    }
+    if constexpr (kStep == kStageSteps - 1) rows_ = next_rows_;
+    step_ = (kStep + 1) % kStageSteps;
   }
 
   uint32_t max_weight_bytes_;
   uint32_t own_weights_;  // bytes in a stage before those of the warp's unit and lane
-  int steps_left_ = 0;    // of the tile, whose codes are not read yet
+  int stages_left_ = 0;   // of the tile, behind the one that was read last
   uint2 codes_[kStageSteps];
-  uint32_t rows_ = 0;  // lower half of the descriptor of the piece's rows
-  uint32_t weights_[2][kStageSteps][4];
+  uint2 last_codes_;   // of the stage's last step, while codes_ has the next stage's
+  uint32_t rows_ = 0;  // lower half of the descriptor of the stage's rows
+  uint32_t next_rows_ = 0;
+  uint32_t weights_[2][4];
 };
 
 template <WeightForm kForm, int kRows, int kCluster>

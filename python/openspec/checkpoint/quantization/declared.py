@@ -29,13 +29,18 @@ _REFUSED = {
     "gptq": _NOT_YET,
     "auto-round": _NOT_YET,
     "pack-quantized": f"W4A16: {_NOT_YET}",
+    "w4a16_awq": _NOT_YET,
+    "w4a8_awq": _NOT_YET,
     "int-quantized": "INT8 (W8A8) is not read",
+    "int8_sq": "INT8 (W8A8) is not read",
     "nvfp4-pack-quantized": "NVFP4 is not read",
     "nvfp4": "NVFP4 is not read",
+    "nvfp4_awq": "NVFP4 is not read",
     "modelopt_fp4": "NVFP4 is not read",
     "mxfp4": "MXFP is not read",
     "mxfp4-pack-quantized": "MXFP is not read",
     "mxfp8-quantized": "MXFP is not read",
+    "mxfp8": "MXFP is not read",
     "marlin": "Marlin's order of weights is not read",
     "marlin-24": "Marlin's order of weights is not read",
     "bitsandbytes": "bitsandbytes is not read",
@@ -62,8 +67,10 @@ class Declared:
     """Modules that are, in the same forms; Linear: all."""
     source: str
     """The file and key, for messages."""
-    notes: tuple[str, ...] = ()
-    """What of it has no effect."""
+    has_static_activations: bool = False
+    """Whether activations have scales in the files."""
+    has_cache_scales: bool = False
+    """Whether K and V have."""
 
     def ignores(self, module: str) -> bool:
         """Whether the lists leave the module as it is, by itself or as part of a fused one."""
@@ -163,15 +170,6 @@ def _check_block(keys: JsonKeys, name: str) -> None:
         keys.refuse(name, f"[{BLOCK}, {BLOCK}]", f"other blocks are not read; {INSTEAD}")
 
 
-def _notes(has_static_activations: bool, has_kv: bool) -> tuple[str, ...]:
-    notes = []
-    if has_static_activations:
-        notes.append("static activation scales are not used: only weights are FP8 here")
-    if has_kv:
-        notes.append("scales of K and V are not used: the KV cache has the activations' type")
-    return tuple(notes)
-
-
 def _fp8(keys: JsonKeys) -> Declared:
     """Qwen's blocks, or AutoFP8's scales of whole tensors."""
     if keys.get("fmt") not in (None, "e4m3", "float8_e4m3fn"):
@@ -186,7 +184,8 @@ def _fp8(keys: JsonKeys) -> Declared:
         scale_suffix="weight_scale_inv" if has_blocks else "weight_scale",
         ignored=_modules(keys, "modules_to_not_convert", "ignored_layers"),
         source=keys.source,
-        notes=_notes(keys.get("activation_scheme") == "static", bool(keys.get("kv_cache_scheme"))),
+        has_static_activations=keys.get("activation_scheme") == "static",
+        has_cache_scales=bool(keys.get("kv_cache_scheme")),
     )
 
 
@@ -231,7 +230,8 @@ def _compressed_tensors(keys: JsonKeys) -> Declared:
         ignored=_modules(keys, "ignore"),
         targets=tuple(targets),
         source=keys.source,
-        notes=_notes(is_static, bool(keys.get("kv_cache_scheme"))),
+        has_static_activations=is_static,
+        has_cache_scales=bool(keys.get("kv_cache_scheme")),
     )
 
 
@@ -239,14 +239,14 @@ def _modelopt(keys: JsonKeys, ignored: str = "ignore") -> Declared:
     algo = keys.get("quant_algo")
     if algo != "FP8":
         _refuse(keys, "quant_algo", algo, '"FP8"')
-    has_kv = bool(keys.get("kv_cache_quant_algo") or keys.get("kv_cache_scheme"))
     return Declared(
         method="modelopt",
         dialect="ModelOpt FP8",
         forms=frozenset({TENSOR}),
         ignored=_modules(keys, ignored, *(["exclude_modules"] if ignored == "ignore" else [])),
         source=keys.source,
-        notes=_notes(True, has_kv),
+        has_static_activations=True,
+        has_cache_scales=bool(keys.get("kv_cache_quant_algo") or keys.get("kv_cache_scheme")),
     )
 
 
@@ -257,7 +257,6 @@ def _fbgemm(keys: JsonKeys) -> Declared:
         forms=frozenset({CHANNEL}),
         ignored=_modules(keys, "modules_to_not_convert"),
         source=keys.source,
-        notes=_notes(False, False),
     )
 
 

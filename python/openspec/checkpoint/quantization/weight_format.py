@@ -33,10 +33,9 @@ MATRICES = re.compile(
 """The matrices of decoder layers."""
 HEAD = "lm_head.weight"
 _SCALES = re.compile(r"(.*)\.(weight_scale|weight_scale_inv)")
-_UNUSED = re.compile(
-    r".*\.(input_scale|input_scale_ub|output_scale|[qkv]_scale|kv_scale|prob_output_scale)"
-)
-"""Scales of activations, and of K and V."""
+_OF_ACTIVATIONS = re.compile(r".*\.(input_scale|input_scale_ub)")
+_OF_CACHE = re.compile(r".*\.(output_scale|[qkv]_scale|kv_scale|prob_output_scale)")
+"""Scales of K and V, and of what meets them."""
 _SCALE_DTYPES = ("BF16", "F16", "F32")
 _REFUSED_DTYPES = {"F8_E5M2": "e5m2 weights", "F8_E8M0": "E8M0 scales", "I8": "INT8 weights"}
 
@@ -77,13 +76,28 @@ def weight_format(tensors: Mapping[str, TensorInfo], declared: Declared) -> Weig
     codes = [info for info in tensors.values() if info.dtype == CODES]
     quantized = {info.name: _scale_of(info, tensors, declared) for info in codes}
     _check_lists(tensors, declared, quantized)
-    for note in declared.notes:
-        logger.info("%s: %s", declared.source, note)
+    unused = []
+    for pattern, is_declared, note in (
+        (
+            _OF_ACTIVATIONS,
+            declared.has_static_activations,
+            "static activation scales are not used: only weights are FP8 here",
+        ),
+        (
+            _OF_CACHE,
+            declared.has_cache_scales,
+            "scales of K and V are not used: the KV cache has the activations' type",
+        ),
+    ):
+        found = [name for name in tensors if pattern.fullmatch(name)]
+        if found or is_declared:
+            logger.info("%s: %s", declared.source, note)
+        unused += found
     forms = sorted({scale.form for scale in quantized.values()})
     return WeightFormat(
         name=f"FP8 with scales of each {' and '.join(forms)} ({declared.dialect})",
         quantized=quantized,
-        unused=frozenset(name for name in tensors if _UNUSED.fullmatch(name)),
+        unused=frozenset(unused),
     )
 
 
