@@ -54,6 +54,14 @@ Variant<Geometry> fixed_variant() {
   return {kKernel, kTiles, fixed_shared_bytes<kForm, kTiles, kSteps, kRecords>(), 0, 0, error};
 }
 
+/// Chains of the splits of o and down, whose sums may be sent.
+constexpr bool may_be_sent(int num_steps) {
+  for (const int of_split : {4, 5, 6, 7, 8, 16, 17, 19, 24, 25, 27, 28}) {
+    if (num_steps == of_split) return true;
+  }
+  return false;
+}
+
 /// Of `kSteps` the variant whose chains have `num_steps` steps, if there is one. kHasBias: not
 /// split.
 template <WeightForm kForm, bool kHasBias, typename Geometry, int kTiles, int... kSteps>
@@ -63,8 +71,10 @@ Variant<Geometry> variant_of(int num_steps, bool is_wide) {
     constexpr int kOf = decltype(steps)::value;
     constexpr int kUsual = num_records<kForm, kTiles, kOf>(false);
     constexpr int kWide = num_records<kForm, kTiles, kOf>(!kHasBias);
-    found = is_wide ? fixed_variant<kForm, kTiles, kOf, kWide, kHasBias, Geometry>()
-                    : fixed_variant<kForm, kTiles, kOf, kUsual, kHasBias, Geometry>();
+    if constexpr (!kSends<Geometry> || may_be_sent(kOf)) {
+      found = is_wide ? fixed_variant<kForm, kTiles, kOf, kWide, kHasBias, Geometry>()
+                      : fixed_variant<kForm, kTiles, kOf, kUsual, kHasBias, Geometry>();
+    }
     return true;
   };
   (void)((num_steps == kSteps && take(std::integral_constant<int, kSteps>{})) || ...);
