@@ -55,11 +55,25 @@ Variant<Geometry> fixed_variant() {
 }
 
 /// Chains of the splits of o and down, whose sums may be sent.
-constexpr bool may_be_sent(int num_steps) {
-  for (const int of_split : {4, 5, 6, 7, 8, 16, 17, 19, 24, 25, 27, 28}) {
-    if (num_steps == of_split) return true;
+constexpr bool is_of_splits(int num_steps) {
+  for (const int of : {4, 5, 6, 7, 8, 16, 17, 19, 24, 25, 27, 28}) {
+    if (num_steps == of) return true;
   }
   return false;
+}
+/// Chains of matrices without splits, which may have a bias.
+constexpr bool is_of_wholes(int num_steps) {
+  for (const int of : {7, 8, 12, 16, 20, 24, 28, 32, 40}) {
+    if (num_steps == of) return true;
+  }
+  return false;
+}
+/// Which of all lengths have a kernel. Draft models, whose fc has other ones, are of bf16.
+template <WeightForm kForm, bool kHasBias, typename Geometry>
+constexpr bool has_kernel(int num_steps) {
+  if (kSends<Geometry>) return is_of_splits(num_steps);
+  if (!is_e4m3(kForm)) return true;
+  return kHasBias ? is_of_wholes(num_steps) : is_of_splits(num_steps);
 }
 
 /// Of `kSteps` the variant whose chains have `num_steps` steps, if there is one. kHasBias: not
@@ -71,7 +85,7 @@ Variant<Geometry> variant_of(int num_steps, bool is_wide) {
     constexpr int kOf = decltype(steps)::value;
     constexpr int kUsual = num_records<kForm, kTiles, kOf>(false);
     constexpr int kWide = num_records<kForm, kTiles, kOf>(!kHasBias);
-    if constexpr (!kSends<Geometry> || may_be_sent(kOf)) {
+    if constexpr (has_kernel<kForm, kHasBias, Geometry>(kOf)) {
       found = is_wide ? fixed_variant<kForm, kTiles, kOf, kWide, kHasBias, Geometry>()
                       : fixed_variant<kForm, kTiles, kOf, kUsual, kHasBias, Geometry>();
     }
@@ -178,13 +192,15 @@ Variant<Geometry> fixed_variant(const LinearParams& params) {
                        device_limits().shared_per_sm - 2 * kReservedBytes >= kWideSharedBytes;
   const int num_tiles = ceil_div(params.num_rows, 8), chain_steps = split_size / kLinearChains;
   if (has_blocks(kForm) && scale_phase(weight) % chain_grain(chain_steps) != 0) return {};
-  // Only sums without a bias are sent. With e4m3 all others may have one.
-  constexpr bool kHasBias = is_e4m3(kForm) && !kSends<Geometry>;
   Variant<Geometry> found;
-  if (kHasBias || weight.bias == nullptr) {
-    found = fixed_variant<kForm, kHasBias, Geometry>(num_tiles, chain_steps, is_wide);
+  if (is_e4m3(kForm) ? params.partials != nullptr : weight.bias == nullptr) {
+    found = fixed_variant<kForm, false, Geometry>(num_tiles, chain_steps, is_wide);
   } else if constexpr (!kSends<Geometry>) {
-    found = biased_variant<kForm>(num_tiles, chain_steps);
+    if constexpr (is_e4m3(kForm)) {
+      found = fixed_variant<kForm, true, Geometry>(num_tiles, chain_steps, is_wide);
+    } else {
+      found = biased_variant<kForm>(num_tiles, chain_steps);
+    }
   }
   return found.shared_bytes <= shared_limit() ? found : Variant<Geometry>{};
 }
