@@ -5,8 +5,8 @@
 Built-in prompts (`openspec.bench.workloads`: chat and repeat in turns), greedy and sampled, at
 several numbers of requests at a time, prefix cache on: from the second number on the prompts are in
 it. Every answer runs to its limit, and drafts are made at every step, whether they pay or not.
-Plain decoding is an engine without a drafter, without a prefix cache. Ends with status 1 if one
-token differs.
+Plain decoding is an engine without a drafter, without a prefix cache; --chunk makes the others cut
+prompts to so many rows a step. Ends with status 1 if one token differs.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def main() -> int:
     parser.add_argument("--num-prompts", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--temperatures", default="0,1")
+    parser.add_argument("--chunk", type=int, help="max_num_batched_tokens of engines that draft")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="where to record the figures")
     args = parser.parse_args()
@@ -124,7 +125,7 @@ def main() -> int:
     cells: list[dict[str, object]] = []
     total = 0
     for method in args.methods.split(","):
-        with LLM(**common, method=method) as llm:
+        with LLM(**common, method=method, max_num_batched_tokens=args.chunk) as llm:
             for temperature in temperatures:
                 for concurrency in numbers:
                     before = llm.stats()

@@ -171,7 +171,7 @@ void bench_linear(const char* model, const std::vector<Shape>& shapes, DType dty
       const Aligned<float> x = normals(static_cast<size_t>(num_rows * shape.num_inputs));
       Aligned<float> out(static_cast<size_t>(num_rows * shape.num_outputs));
       const size_t workspace_bytes =
-          linear_workspace_bytes_cpu(num_rows, shape.num_inputs, dtype, weight.layout);
+          linear_workspace_bytes_cpu(num_rows, shape.num_inputs, weight.layout);
       Aligned<float> workspace(workspace_bytes / 4 + 1);
       LinearParams params;
       params.weight = weight;

@@ -1,11 +1,7 @@
 // Times `choose` on CUDA at the vocabulary of Qwen3, and for drafts of a head's smaller one too,
 // beside `top_drafts`: microseconds of one call (two kernels) among kCalls in a replayed graph.
 //
-//   cmake --build build --target bench_cuda_choose, or
-//   nvcc -std=c++17 -O3 -DOPENSPEC_CUDA=1 -fmad=false -Icsrc --expt-relaxed-constexpr -arch=sm_90a
-//     bench/kernels/cuda_choose.cu csrc/kernels/choose/choose.cu csrc/kernels/drafts/top_drafts.cu
-//     -o choose (one line)
-//   ./choose [--json FILE]
+//   bench_cuda_choose [--json FILE]
 //
 // Up to some 64 rows the logits come from L2, as behind the product that makes them. It does not
 // show rows that want different things in one call: these take as long as the slowest kind alone,

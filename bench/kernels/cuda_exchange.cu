@@ -1,14 +1,14 @@
-// Times ordered sums on two devices of one process: a product whose splits are shared out, sent to
-// both inboxes and taken by the norm. Graphs of them that both devices replay, a thread for each.
-// Printed is what they take beyond the same product and norm without the other device, and the
-// floor: the bytes that the busier device receives, at the rate of plain stores both ways.
+// Times ordered sums on devices of one process: a product whose splits are shared out, sent to all
+// inboxes and taken by the norm. Graphs of them that all devices replay, a thread for each.
+// Printed is what they take beyond the same product and norm without the other devices, and the
+// floor: the bytes that the busiest device receives, at the rate of plain stores of all at once.
 //
-//   cmake --build build --target bench_cuda_exchange
-//   build/csrc/kernels/bench_cuda_exchange [--json FILE]
-//   build/csrc/kernels/bench_cuda_exchange --soak N
+//   bench_cuda_exchange [--ranks N] [--json FILE]
+//   bench_cuda_exchange [--ranks N] --soak N
 //
-// The soak replays N graphs of every shape with random pauses before products, on the devices and
-// between launches, and compares residuals and outputs with one device's, bit for bit.
+// By default of two devices. The soak replays N graphs of every shape and few rows, and fewer of
+// many, with random pauses before products, on the devices and between launches, and compares
+// residuals and outputs with one device's, bit for bit.
 
 #include <chrono>
 #include <condition_variable>
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "cuda_bench.h"
+#include "kernels/common/device.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/exchange/exchange.h"
 #include "kernels/linear/linear.h"
@@ -31,13 +32,13 @@ namespace {
 using namespace openspec;
 using namespace openspec::bench;
 
-constexpr int kRanks = 2;
 constexpr int kRounds = 72;   // of a graph of few rows, and of the soak's
 constexpr int kMatrices = 8;  // by turns, so that no weights come from L2
-constexpr int kRows[] = {1, 4, 16, 64, 128, 256, 512};
-constexpr int kMaxRows = 512;
+constexpr int kRows[] = {1, 4, 16, 64, 128, 256, 512, 2048};
+constexpr int kMaxRows = 2048;
 constexpr int kRepeats = 25;
 constexpr int num_rounds(int num_rows) { return num_rows <= 16 ? kRounds : kRounds / 3; }
+int num_ranks = 2;
 
 struct Shape {
   const char* name;
@@ -50,13 +51,14 @@ constexpr Shape kShapes[] = {{"4B o", 2560, 4096},  {"4B down", 2560, 9728},
                              {"70B o", 8192, 8192}, {"70B down", 8192, 28672}};
 constexpr Shape kSoakShapes[] = {kShapes[0], kShapes[4], kShapes[6]};
 
-/// Bytes that the busier of two devices receives in a round.
+/// Bytes that the busiest device receives in a round.
 double received_bytes(const Shape& shape, int num_rows) {
   const int n = shape.num_splits();
-  const RoundForm form = round_form(kRanks, n, num_rows, shape.hidden);
+  const RoundForm form = round_form(num_ranks, n, num_rows, shape.hidden);
   double most = 0;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    const int num_sums = rank == 0 ? n / kRanks : n / kRanks - form.first_sum;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const int num_own = rank == 0 ? n / num_ranks - form.first_sum : n / num_ranks;
+    const int num_sums = form.num_sums(n) - num_own;
     const int own = form.owners.exist() ? form.owners.rows_of(rank, num_rows) : num_rows;
     most = std::max(most, shape.hidden * (4.0 * num_sums * own + 2.0 * (num_rows - own)));
   }
@@ -69,7 +71,7 @@ class Meeting {
   void wait() {
     std::unique_lock lock(mutex_);
     const int turn = turn_;
-    if (++num_here_ == kRanks) {
+    if (++num_here_ == num_ranks) {
       num_here_ = 0;
       ++turn_;
       all_here_.notify_all();
@@ -89,7 +91,7 @@ Meeting meeting;
 __global__ void pause_kernel(uint32_t seed, const uint64_t* round, uint32_t most_ns) {
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
-  uint64_t state = (*round * kRanks + seed) * 0x9e3779b97f4a7c15u;
+  uint64_t state = (*round * kMaxRanks + seed) * 0x9e3779b97f4a7c15u;
   state ^= state >> 29;
   state *= 0xbf58476d1ce4e5b9u;
   uint64_t begin, now;
@@ -132,14 +134,14 @@ __global__ void store_kernel(uint4* to, size_t count) {
   }
 }
 
-OwnedRows everywhere;  // of the parts that both devices have
+OwnedRows everywhere;  // of the parts that all devices have
 
 /// What one device holds: its splits of each matrix, the activations of each round.
 class Part {
  public:
-  Part(const Shape& shape, int rank, int num_ranks) : shape_(shape) {
-    const int n = shape.num_splits(), first = n * rank / num_ranks;
-    const int last = n * (rank + 1) / num_ranks - 1;
+  Part(const Shape& shape, int rank, int num_parts) : shape_(shape) {
+    const int n = shape.num_splits(), first = n * rank / num_parts;
+    const int last = n * (rank + 1) / num_parts - 1;
     inputs_ = {split_inputs(shape.num_inputs, n, first).begin,
                split_inputs(shape.num_inputs, n, last).end};
     for (int i = 0; i < kMatrices; ++i) matrices_.push_back(pack(i));
@@ -152,7 +154,7 @@ class Part {
     norm_ = device_array<float>(static_cast<size_t>(shape.hidden));
     partials_ = device_array<float>(size(kMaxRows) * static_cast<size_t>(n));
     CHECK_CUDA(cudaDeviceSynchronize());
-    if (num_ranks < kRanks) return;
+    if (num_parts < num_ranks) return;
     everywhere.out[rank] = out_;
     everywhere.residual[rank] = residual_;
     meeting.wait();
@@ -237,16 +239,16 @@ class Part {
 
 /// A device's view of the exchange; the threads meet until all memory is there and empty.
 Exchange view_of(int rank) {
-  static Exchange views[kRanks];
-  static std::byte* memory[kRanks];
-  const int64_t floats = slot_floats(kRanks, kMaxSplits, kMaxRows, 8192);
+  static Exchange views[kMaxRanks];
+  static std::byte* memory[kMaxRanks];
+  const InboxFloats floats = inbox_floats(num_ranks, kMaxSplits, kMaxRows, 8192);
   memory[rank] = device_array<std::byte>(exchange_bytes(floats));
   meeting.wait();
   Exchange& view = views[rank];
-  view.num_ranks = kRanks;
+  view.num_ranks = num_ranks;
   view.rank = rank;
-  for (int other = 0; other < kRanks; ++other) view.memory[other] = memory[other];
-  view.slot_floats = floats;
+  for (int other = 0; other < num_ranks; ++other) view.memory[other] = memory[other];
+  view.floats = floats;
   view.fault = device_array<uint32_t>(1);
   CHECK_CUDA(cudaMemset(view.fault, 0, sizeof(uint32_t)));
   CHECK_CUDA(clear_exchange_cuda(view, nullptr));
@@ -277,7 +279,7 @@ cudaGraphExec_t capture(cudaStream_t stream, const Enqueue& enqueue) {
   return executable;
 }
 
-/// Median microseconds of a graph that both devices replay.
+/// Median microseconds of a graph that all devices replay.
 double replay_us(cudaStream_t stream, cudaGraphExec_t graph) {
   std::vector<cudaEvent_t> events(kRepeats + 1);
   for (cudaEvent_t& event : events) CHECK_CUDA(cudaEventCreate(&event));
@@ -298,12 +300,12 @@ double replay_us(cudaStream_t stream, cudaGraphExec_t graph) {
   return *median * 1e3;
 }
 
-/// Bytes a microsecond that each device stores in the other's memory while that does the same.
+/// Bytes a microsecond that each device stores in the next one's memory while all do the same.
 double link_bytes_per_us(const Exchange& view, cudaStream_t stream) {
   constexpr size_t kBytes = size_t{64} << 20;  // of the slots, which are emptied again
   const cudaGraphExec_t graph = capture(stream, [&] {
-    store_kernel<<<264, 1024, 0, stream>>>(reinterpret_cast<uint4*>(view.memory[1 - view.rank]),
-                                           kBytes / sizeof(uint4));
+    store_kernel<<<264, 1024, 0, stream>>>(
+        reinterpret_cast<uint4*>(view.memory[(view.rank + 1) % num_ranks]), kBytes / sizeof(uint4));
   });
   const double us = replay_us(stream, graph);
   meeting.wait();
@@ -316,7 +318,6 @@ double link_bytes_per_us(const Exchange& view, cudaStream_t stream) {
 cudaStream_t stream_of_device(int rank) {
   cudaStream_t stream;
   CHECK_CUDA(cudaSetDevice(rank));
-  CHECK_CUDA(cudaDeviceEnablePeerAccess(1 - rank, 0));
   CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   return stream;
 }
@@ -336,9 +337,10 @@ void measure(int rank, std::vector<std::string>& runs) {
   const cudaStream_t stream = stream_of_device(rank);
   const Exchange view = view_of(rank);
   const double rate = link_bytes_per_us(view, stream);
-  if (rank == 0) std::printf("stores both ways: %.3f TB/s each\n", rate / 1e6);
+  if (rank == 0) std::printf("%d devices store %.3f TB/s each\n", num_ranks, rate / 1e6);
   for (const Shape& shape : kShapes) {
-    const Part part(shape, rank, kRanks);
+    if (shape.num_splits() < num_ranks) continue;
+    const Part part(shape, rank, num_ranks);
     for (const int num_rows : kRows) {
       const double alone = round_us(part, num_rows, nullptr, stream);
       const double exchanged = round_us(part, num_rows, &view, stream);
@@ -362,9 +364,9 @@ void measure(int rank, std::vector<std::string>& runs) {
 /// Enqueues rounds of `part` with pauses, and the comparison with what one device leaves.
 void enqueue_soak(const Part& part, const Part& whole, int num_rows, const Exchange& view,
                   uint32_t* num_differences, cudaStream_t stream) {
-  constexpr uint32_t kMostPauseNs = 20'000;
+  constexpr uint32_t kMostPauseNs = 8'000;
   const auto* rounds = reinterpret_cast<const uint64_t*>(
-      view.memory[view.rank] + exchange_bytes(view.slot_floats) - sizeof(ExchangeState));
+      view.memory[view.rank] + exchange_bytes(view.floats) - sizeof(ExchangeState));
   part.enqueue_start(num_rows, stream);
   for (int round = 0; round < kRounds; ++round) {
     CHECK_CUDA(cuda::launch(pause_kernel, 1, 1, 0, stream, static_cast<uint32_t>(view.rank), rounds,
@@ -377,14 +379,16 @@ void enqueue_soak(const Part& part, const Part& whole, int num_rows, const Excha
   }
 }
 
-void soak(int rank, int num_graphs) {
+void soak(int rank, int most_graphs) {
   const cudaStream_t stream = stream_of_device(rank);
   const Exchange view = view_of(rank);
   auto* num_differences = device_array<uint32_t>(1);
   std::mt19937 random(static_cast<uint32_t>(rank));
   for (const Shape& shape : kSoakShapes) {
-    const Part part(shape, rank, kRanks), whole(shape, 0, 1);
+    if (shape.num_splits() < num_ranks) continue;
+    const Part part(shape, rank, num_ranks), whole(shape, 0, 1);
     for (const int num_rows : kRows) {
+      const int num_graphs = num_rows <= 16 ? most_graphs : (most_graphs + 7) / 8;
       whole.enqueue_start(num_rows, stream);
       for (int round = 0; round < kRounds; ++round) {
         whole.enqueue(round, num_rows, nullptr, false, stream);
@@ -411,19 +415,11 @@ void soak(int rank, int num_graphs) {
   }
 }
 
-bool has_two_peers() {
-  int count = 0, forth = 0, back = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess || count < kRanks) return false;
-  CHECK_CUDA(cudaDeviceCanAccessPeer(&forth, 0, 1));
-  CHECK_CUDA(cudaDeviceCanAccessPeer(&back, 1, 0));
-  return forth != 0 && back != 0;
-}
-
 template <typename Run>
 void run_ranks(const Run& run) {
-  std::thread other([&] { run(1); });
-  run(0);
-  other.join();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < num_ranks; ++rank) threads.emplace_back([&, rank] { run(rank); });
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace
@@ -431,18 +427,22 @@ void run_ranks(const Run& run) {
 int main(int argc, char** argv) {
   // A kernel that is loaded on first use would wait for a device that waits for it.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-  const bool is_soak = argc == 3 && std::strcmp(argv[1], "--soak") == 0;
-  const char* json = is_soak ? nullptr : json_path(argc, argv);
-  if (!has_two_peers()) {
-    std::printf("SKIPPED: needs two devices with access to each other's memory\n");
+  const char* json = nullptr;
+  int num_graphs = 0;
+  for (int i = 1; i + 1 < argc; ++i) {
+    if (std::strcmp(argv[i], "--ranks") == 0) num_ranks = std::atoi(argv[i + 1]);
+    if (std::strcmp(argv[i], "--soak") == 0) num_graphs = std::atoi(argv[i + 1]);
+    if (std::strcmp(argv[i], "--json") == 0) json = argv[i + 1];
+  }
+  if (device::count() < num_ranks) {
+    std::printf("SKIPPED: needs %d devices\n", num_ranks);
     return 0;
   }
-  if (is_soak) {
-    run_ranks([&](int rank) { soak(rank, std::atoi(argv[2])); });
-    return 0;
-  }
+  std::vector<int> devices;
+  for (int rank = 0; rank < num_ranks; ++rank) devices.push_back(rank);
+  device::enable_peers(devices);
   std::vector<std::string> runs;
-  run_ranks([&](int rank) { measure(rank, runs); });
+  run_ranks([&](int rank) { num_graphs > 0 ? soak(rank, num_graphs) : measure(rank, runs); });
   if (json != nullptr) write_json(json, "bench/kernels/cuda_exchange.cu", runs);
   return 0;
 }

@@ -1,11 +1,7 @@
 // Times the small row ops of a decode step on CUDA, Qwen3-4B shapes: microseconds of one launch
 // among kLaunches in a replayed graph, each overlapping the one before it (launch.cuh).
 //
-//   FLAGS="-std=c++17 -O3 -DOPENSPEC_CUDA=1 -Icsrc --expt-relaxed-constexpr -arch=sm_90a"
-//   nvcc $FLAGS bench/kernels/cuda_row_ops.cu
-//     csrc/kernels/{norm/rms_norm,rope/rope,steps/embedding,drafts/block_conv}.cu -o row_ops
-//   (the last two in one line)
-//   ./row_ops [--json FILE]
+//   bench_cuda_row_ops [--json FILE]
 //
 // It does not show what a launch costs between two linears, where it competes for room on the SMs
 // and breaks their overlap, and up to some hundred rows everything but the table comes from L2.

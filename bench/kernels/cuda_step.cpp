@@ -2,10 +2,12 @@
 // checkpoint: random weights, so the text means nothing and drafts are rarely right.
 //
 //   bench_cuda_step [--shape NAME] [--json FILE] [--method NAME ...] [--requests N ...]
-//                   [--tensor-parallel-size T]
+//                   [--tensor-parallel-size T] [--tokens N] [--format bf16|channel|block]
 //
 // By default all methods at the shape of Qwen3-4B, at other shapes none and eagle3; 1, 4, 16 and 64
-// requests. The digest of a method's tokens is that of all methods and numbers of ranks.
+// requests; bf16, or FP8 by the form of its scales. The digest of a method's tokens is that of all
+// methods and numbers of ranks. With `--tokens` there is no more than the digest of so many, of
+// requests of which half sample.
 
 #include <algorithm>
 #include <bit>
@@ -34,8 +36,14 @@ double milliseconds_since(Clock::time_point start) {
   return 1e3 * std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-constexpr int kPromptLen = 550, kOutputLen = 128;
 constexpr int kNumPages = 2880;  // of 16 tokens: 64 requests and their drafts
+
+/// What is decoded, all at once.
+struct Work {
+  int num_seqs, prompt_len = 550, output_len = 128;
+  bool samples = false;  // every other request
+  unsigned seed = 0;
+};
 
 /// A published model.
 struct Shape {
@@ -55,32 +63,51 @@ constexpr Shape kShapes[] = {
     {"qwen2.5-7b", 3584, 28, 28, 4, 128, 18944, 152064, false, false, true, 1e6, {1, 13, 24}},
 };
 
-// Drafts as trees of depth 5, four children to a node.
-const std::string kTrees = "eagle3 trees";
-// The best 15 drafts of the eight best tokens at every position of a block: the rows of its chain.
-const std::string kBlockTrees = "dflash trees";
-// Twice as many drafts as the chain has.
-const std::string kPairTrees = "dspark trees";
+/// A drafter's trees of `max_drafts` drafts, the best of `top_k` children to a node.
+struct Trees {
+  const char *name, *method;
+  int max_drafts, depth;
+  int64_t top_k;
+};
+// A block's as many as the rows of its chain; pairs twice as many as the chain has.
+constexpr Trees kTrees[] = {{"eagle3 trees", "eagle3", 15, 5, 4},
+                            {"dflash trees", "dflash", 15, 15, 8},
+                            {"dspark trees", "dspark", 15, 7, 64}};
+
+/// Layers of codes: the tensors that come as such, by the form of their scales.
+QuantizedTensors quantized_of(const Shape& shape, TensorScale::Form form) {
+  struct Matrix {
+    const char* name;
+    int64_t num_outputs, num_inputs;
+  };
+  const int64_t hidden = shape.hidden_size, inner = shape.intermediate_size;
+  const int64_t q = int64_t{shape.num_q_heads} * shape.head_dim;
+  const int64_t kv = int64_t{shape.num_kv_heads} * shape.head_dim;
+  const Matrix matrices[] = {{"self_attn.q", q, hidden},  {"self_attn.k", kv, hidden},
+                             {"self_attn.v", kv, hidden}, {"self_attn.o", hidden, q},
+                             {"mlp.gate", inner, hidden}, {"mlp.up", inner, hidden},
+                             {"mlp.down", hidden, inner}};
+  QuantizedTensors tensors;
+  for (int i = 0; i < shape.num_layers; ++i) {
+    for (const Matrix& matrix : matrices) {
+      const std::string name =
+          "model.layers." + std::to_string(i) + "." + matrix.name + "_proj.weight";
+      TensorScale& scale = tensors[name] = {name + "_scale", {matrix.num_outputs, 1}, form};
+      if (form != TensorScale::Form::kBlock) continue;
+      scale.shape = {(matrix.num_outputs + kScaleOutputs - 1) / kScaleOutputs,
+                     (matrix.num_inputs + kScaleInputs - 1) / kScaleInputs};
+    }
+  }
+  return tensors;
+}
 
 RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ranks) {
-  if (method == kTrees) {
-    RunnerConfig config = config_of(shape, "eagle3", num_ranks);
-    config.max_draft_tokens = 15;
-    config.draft_depth = 5;
-    config.method_options["draft_top_k"] = int64_t{4};
-    return config;
-  }
-  if (method == kBlockTrees) {
-    RunnerConfig config = config_of(shape, "dflash", num_ranks);
-    config.draft_depth = 15;
-    config.method_options["draft_top_k"] = int64_t{8};
-    return config;
-  }
-  if (method == kPairTrees) {
-    RunnerConfig config = config_of(shape, "dspark", num_ranks);
-    config.max_draft_tokens = 15;
-    config.draft_depth = 7;
-    config.method_options["draft_top_k"] = int64_t{64};
+  for (const Trees& trees : kTrees) {
+    if (method != trees.name) continue;
+    RunnerConfig config = config_of(shape, trees.method, num_ranks);
+    config.max_draft_tokens = trees.max_drafts;
+    config.draft_depth = trees.depth;
+    config.method_options["draft_top_k"] = trees.top_k;
     return config;
   }
   RunnerConfig config;
@@ -134,7 +161,7 @@ RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ra
   return config;
 }
 
-void load_random_weights(Weights& weights) {
+void load_random_weights(Weights& weights, const QuantizedTensors& quantized) {
   std::mt19937_64 random(1);
   std::normal_distribution<float> normal(0.0f, 0.02f);
   std::vector<uint16_t> block(1 << 20);
@@ -142,7 +169,8 @@ void load_random_weights(Weights& weights) {
     value = static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
   }
   std::vector<uint16_t> data;
-  std::vector<float> ones(16384, 1.0f);
+  std::vector<uint8_t> codes;  // all that are finite
+  std::vector<float> ones(16384, 1.0f), scales(1 << 16, 2e-4f);
   for (const TensorSpec& spec : weights.expected_tensors()) {
     size_t count = 1;
     for (int64_t size : spec.shape) count *= static_cast<size_t>(size);
@@ -152,6 +180,18 @@ void load_random_weights(Weights& weights) {
     }
     if (spec.shape.size() == 1) {
       weights.load(spec.name, ones.data(), count * 4, DType::kF32);
+      continue;
+    }
+    if (spec.name.ends_with("_scale")) {
+      weights.load(spec.name, scales.data(), count * 4, DType::kF32);
+      continue;
+    }
+    if (quantized.contains(spec.name)) {
+      while (codes.size() < count) {
+        const auto code = static_cast<uint8_t>(random() % 254);
+        codes.push_back(static_cast<uint8_t>(code + (code >= 0x7f)));
+      }
+      weights.load(spec.name, codes.data(), count, DType::kE4M3);
       continue;
     }
     while (data.size() < count) {
@@ -166,7 +206,10 @@ void load_random_weights(Runner& runner) {
   const auto begin = Clock::now();
   for (const std::vector<Weights*>& ranks : {runner.target_weights(), runner.draft_weights()}) {
     std::vector<std::jthread> threads;
-    for (Weights* weights : ranks) threads.emplace_back([=] { load_random_weights(*weights); });
+    const QuantizedTensors& quantized = runner.config().target.quantized;
+    for (Weights* weights : ranks) {
+      threads.emplace_back([&quantized, weights] { load_random_weights(*weights, quantized); });
+    }
   }
   const double seconds = milliseconds_since(begin) / 1e3;
   const auto prepare_begin = Clock::now();
@@ -187,19 +230,22 @@ struct Timing {
   Digest digest;
 };
 
-/// `num_seqs` requests at once, host one step ahead.
-Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool repeats) {
-  std::mt19937 random(static_cast<uint32_t>(num_seqs));
+/// The host is one step ahead.
+Timing decode(Runner& runner, const Work& work) {
+  const auto [num_seqs, prompt_len, output_len, samples, seed] = work;
+  const int max_drafts = runner.config().max_draft_tokens;
+  std::mt19937 random(static_cast<uint32_t>(num_seqs) + seed);
   const auto vocab_size = static_cast<unsigned>(runner.config().target.vocab_size);
   std::vector<int> slots, num_planned, num_out;
   for (int i = 0; i < num_seqs; ++i) {
     std::vector<int32_t> prompt;
     for (int j = 0; j < prompt_len; ++j) {
-      prompt.push_back(repeats && j >= 32 ? prompt[static_cast<size_t>(j - 32)]
-                                          : static_cast<int32_t>(random() % vocab_size));
+      prompt.push_back(static_cast<int32_t>(random() % vocab_size));
     }
     SequenceParams params;
-    params.max_tokens = kOutputLen;
+    params.max_tokens = output_len;
+    params.temperature = samples && i % 2 == 1 ? 1.0f : 0.0f;
+    params.seed = static_cast<uint64_t>(i);
     slots.push_back(runner.add_sequence(prompt, prompt_len, params, {}));
     num_planned.push_back(0);
     num_out.push_back(0);
@@ -208,6 +254,13 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
   std::deque<std::pair<std::unique_ptr<StepLease>, std::vector<size_t>>> open;
   std::vector<bool> done(static_cast<size_t>(num_seqs), false);
   std::vector<std::vector<int32_t>> texts(slots.size());
+  const auto finish_first = [&] {
+    const auto [lease, those] = std::move(open.front());
+    open.pop_front();
+    std::vector<SpanResult> results = runner.collect(*lease);
+    runner.commit(*lease);
+    return std::pair(std::move(results), those);
+  };
   const auto take = [&](size_t i, const SpanResult& result) {
     num_out[i] += static_cast<int>(result.token_ids.size());
     texts[i].insert(texts[i].end(), result.token_ids.begin(), result.token_ids.end());
@@ -234,18 +287,14 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
         has_prompts = true;
       }
       num_planned[i] += count;
-      requests.push_back({slots[i], count, std::min(max_drafts, kOutputLen - num_out[i] - 1)});
+      requests.push_back({slots[i], count, std::min(max_drafts, output_len - num_out[i] - 1)});
       of.push_back(i);
     }
     if (!has_prompts && !all_decode) {
       while (!open.empty()) {  // prompts are done: from here on only decoding is timed
-        const auto results = runner.collect(*open.front().first);
-        runner.commit(*open.front().first);
-        for (size_t k = 0; k < results.size(); ++k) {
-          take(open.front().second[k], results[k]);
-        }
+        const auto [results, those] = finish_first();
+        for (size_t k = 0; k < results.size(); ++k) take(those[k], results[k]);
         if (timing.first_token_ms == 0) timing.first_token_ms = milliseconds_since(begin);
-        open.pop_front();
       }
       all_decode = true;
       decode_begin = Clock::now();
@@ -255,11 +304,10 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
     runner.launch(*lease);
     open.emplace_back(std::move(lease), std::move(of));
     if (open.size() <= 1) continue;
-    const auto results = runner.collect(*open.front().first);
-    runner.commit(*open.front().first);
+    const auto [results, those] = finish_first();
     if (all_decode) ++num_steps;
     for (size_t k = 0; k < results.size(); ++k) {
-      const size_t i = open.front().second[k];
+      const size_t i = those[k];
       if (done[i]) continue;
       take(i, results[k]);
       if (all_decode) num_tokens += static_cast<int>(results[k].token_ids.size());
@@ -269,14 +317,9 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
         runner.remove_sequence(slots[i]);
       }
     }
-    open.pop_front();
   }
   const double total = milliseconds_since(decode_begin);
-  while (!open.empty()) {
-    runner.collect(*open.front().first);
-    runner.commit(*open.front().first);
-    open.pop_front();
-  }
+  while (!open.empty()) finish_first();
   timing.step_ms = total / std::max(1, num_steps);
   timing.idle_share = 1.0 - 1e3 * (runner.stats().device_seconds() - busy_seconds) / total;
   timing.tokens_per_second = 1e3 * num_tokens / total;
@@ -287,15 +330,32 @@ Timing decode(Runner& runner, int num_seqs, int max_drafts, int prompt_len, bool
   return timing;
 }
 
-/// Bytes of the target that every step reads, all ranks together: its matrices, of the embedding
-/// only as LM head.
+/// Of at least `num_tokens` tokens, of as many requests at a time as all pages hold.
+void print_digest(Runner& runner, const std::string& method, int num_tokens) {
+  Work work = {.num_seqs = 64, .prompt_len = 48, .output_len = 640, .samples = true};
+  Digest digest;
+  double seconds = 0;
+  int count = 0;
+  for (; count < num_tokens; count += work.num_seqs * work.output_len, ++work.seed) {
+    const auto begin = Clock::now();
+    const uint64_t value = decode(runner, work).digest.value;
+    seconds += milliseconds_since(begin) / 1e3;
+    for (int shift : {0, 32}) digest.add(static_cast<int32_t>(value >> shift));
+  }
+  std::printf("%s: %d tokens in %.2f s, digest %016llx\n", method.c_str(), count, seconds,
+              static_cast<unsigned long long>(digest.value));
+}
+
+/// Bytes of the target that every step reads, all ranks together: its matrices without scales, of
+/// the embedding only as LM head.
 double step_bytes(Runner& runner) {
   double bytes = 0;
   for (const TensorSpec& spec : runner.target_weights().front()->expected_tensors()) {
     const bool is_lookup =
         spec.name == "model.embed_tokens.weight" && !runner.config().target.tie_word_embeddings;
-    if (spec.shape.size() == 2 && !is_lookup) {
-      bytes += 2.0 * static_cast<double>(spec.shape[0] * spec.shape[1]);
+    if (spec.shape.size() == 2 && !is_lookup && !spec.name.ends_with("_scale")) {
+      const bool is_codes = runner.config().target.quantized.contains(spec.name);
+      bytes += (is_codes ? 1.0 : 2.0) * static_cast<double>(spec.shape[0] * spec.shape[1]);
     }
   }
   return bytes;
@@ -333,7 +393,7 @@ void time_graphs(Runner& runner, const std::string& method, double floor_ms, dou
       }
     }
   }
-  const std::vector<double> seconds = runner.time_steps(kinds, kPromptLen, 5, 5.0);
+  const std::vector<double> seconds = runner.time_steps(kinds, Work{}.prompt_len, 5, 5.0);
   for (const bool proposes : {false, true}) {
     json += proposes ? "}, \"proposing_graph_ms\": {" : "\"graph_ms\": {";
     for (size_t i = 0; i < kinds.size(); ++i) {
@@ -348,8 +408,9 @@ void time_graphs(Runner& runner, const std::string& method, double floor_ms, dou
   }
   json += "}";
   if (method != "eagle3" && method != "dflash") return;
-  const std::vector<double> both = runner.time_steps(
-      std::vector<StepKind>{{1, rows_per_seq, false}, {1, rows_per_seq, true}}, kPromptLen, 9, 5.0);
+  const std::vector<double> both =
+      runner.time_steps(std::vector<StepKind>{{1, rows_per_seq, false}, {1, rows_per_seq, true}},
+                        Work{}.prompt_len, 9, 5.0);
   const int num_passes = method == "dflash" ? 1 : rows_per_seq - 1;
   const double ms = 1e3 * (both[1] - both[0]);
   const double bytes_ms = 1e3 * draft_bytes(runner, num_passes) / bandwidth;
@@ -368,7 +429,9 @@ int main(int argc, char** argv) {
   const double bandwidth = bench::read_bandwidth(size_t{8} << 30);
   std::vector<std::string> methods;
   std::vector<int> requests;
-  int num_ranks = 1;
+  int num_ranks = 1, num_tokens = 0;
+  const char* json_path = nullptr;
+  std::string format = "bf16";
   const Shape* shape = &kShapes[0];
   for (int i = 1; i + 1 < argc; ++i) {
     if (std::strcmp(argv[i], "--shape") == 0) {
@@ -382,21 +445,37 @@ int main(int argc, char** argv) {
     if (std::strcmp(argv[i], "--method") == 0) methods.push_back(argv[i + 1]);
     if (std::strcmp(argv[i], "--requests") == 0) requests.push_back(std::atoi(argv[i + 1]));
     if (std::strcmp(argv[i], "--tensor-parallel-size") == 0) num_ranks = std::atoi(argv[i + 1]);
+    if (std::strcmp(argv[i], "--tokens") == 0) num_tokens = std::atoi(argv[i + 1]);
+    if (std::strcmp(argv[i], "--json") == 0) json_path = argv[i + 1];
+    if (std::strcmp(argv[i], "--format") == 0) format = argv[i + 1];
+  }
+  QuantizedTensors quantized;
+  if (format == "channel") quantized = quantized_of(*shape, TensorScale::Form::kChannel);
+  if (format == "block") quantized = quantized_of(*shape, TensorScale::Form::kBlock);
+  if (quantized.empty() && format != "bf16") {
+    std::fprintf(stderr, "no format %s\n", format.c_str());
+    return 2;
   }
   if (requests.empty()) requests = {1, 4, 16, 64};
   if (methods.empty() && shape != &kShapes[0]) methods = {"none", "eagle3"};
   if (methods.empty()) {
     methods = drafter_names();
-    for (const std::string& trees : {kTrees, kBlockTrees, kPairTrees}) methods.push_back(trees);
+    for (const Trees& trees : kTrees) methods.emplace_back(trees.name);
   }
   for (const std::string& method : methods) {
-    Runner runner(config_of(*shape, method, num_ranks), kNumPages);
+    RunnerConfig config = config_of(*shape, method, num_ranks);
+    config.target.quantized = quantized;
+    Runner runner(config, kNumPages);
     load_random_weights(runner);
+    if (num_tokens > 0) {
+      print_digest(runner, method, num_tokens);
+      continue;
+    }
     const double floor_ms = 1e3 * step_bytes(runner) / num_ranks / bandwidth;
     if (method == methods.front()) {
-      std::printf("%s on %d GPUs: read bandwidth %.3f TB/s, weights once: %.3f ms\n", shape->name,
-                  num_ranks, bandwidth / 1e12, floor_ms);
-      json += "\"shape\": \"" + std::string(shape->name) +
+      std::printf("%s in %s on %d GPUs: read bandwidth %.3f TB/s, weights once: %.3f ms\n",
+                  shape->name, format.c_str(), num_ranks, bandwidth / 1e12, floor_ms);
+      json += "\"shape\": \"" + std::string(shape->name) + "\", \"format\": \"" + format +
               "\", \"tensor_parallel_size\": " + std::to_string(num_ranks) +
               ", \"read_bandwidth\": " + std::to_string(bandwidth) +
               ", \"floor_ms\": " + std::to_string(floor_ms);
@@ -404,10 +483,9 @@ int main(int argc, char** argv) {
     runner.measure_step_times(3.0);
     json += ", \"" + method + "\": {";
     time_graphs(runner, method, floor_ms, bandwidth, json);
-    const int max_drafts = runner.config().max_draft_tokens;
     for (int num_seqs : requests) {
-      decode(runner, num_seqs, max_drafts, kPromptLen, false);
-      const Timing timing = decode(runner, num_seqs, max_drafts, kPromptLen, false);
+      decode(runner, {num_seqs});
+      const Timing timing = decode(runner, {num_seqs});
       std::printf(
           "%s c%-2d: first token %.2f ms, step %.3f ms (%.3f x floor), %.0f tok/s, %.2f "
           "tokens a step, GPU idle %.1f %%, digest %016llx\n",
@@ -422,7 +500,8 @@ int main(int argc, char** argv) {
               std::to_string(timing.digest.value) + "\"}";
     }
     for (int prompt_len : {2048, 8192}) {
-      const Timing timing = decode(runner, 1, max_drafts, prompt_len, false);
+      decode(runner, {1, prompt_len});
+      const Timing timing = decode(runner, {1, prompt_len});
       std::printf("%s prompt of %d: first token %.2f ms, step %.3f ms, digest %016llx\n",
                   method.c_str(), prompt_len, timing.first_token_ms, timing.step_ms,
                   static_cast<unsigned long long>(timing.digest.value));
@@ -432,12 +511,9 @@ int main(int argc, char** argv) {
     json += "}";
   }
   json += "}\n";
-  for (int i = 1; i + 1 < argc; ++i) {
-    if (std::strcmp(argv[i], "--json") != 0) continue;
-    if (std::FILE* file = std::fopen(argv[i + 1], "w")) {
-      std::fputs(json.c_str(), file);
-      std::fclose(file);
-    }
+  if (std::FILE* file = json_path != nullptr ? std::fopen(json_path, "w") : nullptr) {
+    std::fputs(json.c_str(), file);
+    std::fclose(file);
   }
   return 0;
 }

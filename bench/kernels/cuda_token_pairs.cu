@@ -4,12 +4,6 @@
 //
 //   bench_cuda_token_pairs [--json FILE]
 //
-//   cmake --build build --target bench_cuda_token_pairs, or
-//   nvcc -std=c++17 -O3 -DOPENSPEC_CUDA=1 -fmad=false -Icsrc --expt-relaxed-constexpr -arch=sm_90a
-//     bench/kernels/cuda_token_pairs.cu bench/kernels/read_bandwidth.cu
-//     csrc/kernels/drafts/token_pairs.cu csrc/kernels/choose/choose.cu
-//     csrc/kernels/drafts/top_drafts.cu csrc/kernels/drafts/draft_block.cu (one line)
-//
 // A chain of all tokens reads one table once for every draft: `floor` is what that takes at the
 // bandwidth of plain reading. A path of candidates and a tree read it once for the first draft,
 // then the rows of candidates alone, and with successors the rows of these.

@@ -71,12 +71,16 @@ std::optional<device::Use> use_device(const DeviceExchange* exchange, size_t ran
 MemoryPlan plan_memory(const RunnerConfig& config) {
   config.validate();
   const DrafterNeeds needs = make_drafter(config)->needs();
-  const TargetSetup whole = setup_of(config), first = setup_of_rank(whole, 0);
+  const TargetSetup whole = setup_of(config);
   MemoryPlan plan;
-  plan.weight_bytes = kind_of(config).weight_bytes(first);
-  plan.scratch_bytes = kind_of(config).scratch_bytes(first) + exchange_bytes_of_rank(whole) +
-                       (config.device == Device::kCuda ? DeviceBuffers::device_bytes(config, needs)
-                                                       : HostStep::scratch_bytes(config));
+  for (int rank = 0; rank < whole.rank.size; ++rank) {
+    const TargetSetup setup = setup_of_rank(whole, rank);
+    plan.weight_bytes = std::max(plan.weight_bytes, kind_of(config).weight_bytes(setup));
+    plan.scratch_bytes = std::max(plan.scratch_bytes, kind_of(config).scratch_bytes(setup));
+  }
+  plan.scratch_bytes += exchange_bytes_of_rank(whole) +
+                        (config.device == Device::kCuda ? DeviceBuffers::device_bytes(config, needs)
+                                                        : HostStep::scratch_bytes(config));
   plan.table_bytes = SequenceTable::table_bytes(config.max_num_seqs, config.max_model_len,
                                                 config.page_size, config.num_lookahead(needs));
   const size_t row_bytes = needs.capture_layers.size() *
@@ -87,7 +91,7 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
       needs.fixed_bytes + row_bytes * static_cast<size_t>(config.max_num_batched_tokens + num_kept);
   plan.state_bytes = plan_records(config, needs).bytes();
   for (const StateNeeds& state :
-       {kind_of(config).state_needs(config.target, first.rank), needs.state}) {
+       {kind_of(config).state_needs(config.target, whole.rank), needs.state}) {
     for (const KvLayerSpec& layer : state.kv_layers) {
       plan.page_bytes += kv_page_bytes(config, layer);
     }
@@ -147,7 +151,7 @@ Runner::Runner(const RunnerConfig& config, int num_pages, std::unique_ptr<Drafte
                               ++stats_.num_drafter_failures;
                               stats_.last_drafter_failure = error.what();
                             }});
-    if (exchange_) contexts.back().exchange = exchange_->state(static_cast<int>(number));
+    if (exchange_) contexts.back().exchange = &exchange_->rank(static_cast<int>(number));
   }
   if (config_.device == Device::kCuda) {
 #ifdef OPENSPEC_CUDA

@@ -18,7 +18,7 @@ namespace openspec {
 
 class DeviceExchange;
 
-/// Bytes a runner takes, of several ranks that share its target the first; pages come on top.
+/// Bytes a runner takes, where ranks share its target the most that one does; pages come on top.
 struct MemoryPlan {
   size_t weight_bytes = 0, scratch_bytes = 0, table_bytes = 0, draft_fixed_bytes = 0;
   size_t state_bytes = 0;  // of running states: all slots' records, and snapshots of prefixes

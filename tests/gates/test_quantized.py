@@ -15,8 +15,14 @@ import safetensors.torch
 import torch
 from bench.random_target import PUBLISHED, write_random_target
 
+from openspec import _C
 from openspec.checkpoint.quantization.made import quantized
-from openspec.checkpoint.quantization.weight_format import BLOCK, made_format, weight_format
+from openspec.checkpoint.quantization.weight_format import (
+    BLOCK,
+    WeightFormat,
+    made_format,
+    weight_format,
+)
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import target_tensors
 from openspec.errors import ConfigError
@@ -24,10 +30,12 @@ from openspec.tools.quantize import write_quantized
 from tests.gates import harness, other_targets
 from tests.gates.test_logits import (
     MAX_ERROR,
+    Reference,
     Subject,
     assert_same_bits,
     check_company,
     reference,
+    rms_error,
     worst_error,
 )
 from tests.gates.test_tensor_parallel import new_folder
@@ -42,15 +50,15 @@ SHAPE = {
     "num_key_value_heads": 4,
     "head_dim": 64,
     "intermediate_size": 1056,
-    "vocab_size": 4100,
+    "vocab_size": 4112,
     "eos_token_id": 2,
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def on_the_host() -> None:
     if harness.DEVICE != "cpu":
-        pytest.skip("CUDA has no vocabulary of 4100; other gates have targets in FP8")
+        pytest.skip("of the host, whatever the device")
 
 
 @cache
@@ -82,15 +90,17 @@ def dequantised(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def subject(folder: Path, wanted: str | None = None, **settings: Any) -> Subject:
+def subject(
+    folder: Path, wanted: str | None = None, dtype: str | None = None, **settings: Any
+) -> Subject:
+    """On the device of the gates, in its first type of activations."""
     config = ModelConfig.from_folder(folder)
     declared = config.quantization
-    found = (
-        weight_format(target_tensors(folder), declared)
-        if declared is not None
-        else made_format(config.spec, str(wanted))
-    )
-    return Subject(folder, weight_format=found, **settings)
+    found = WeightFormat() if wanted is None else made_format(config.spec, wanted)
+    if declared is not None:
+        found = weight_format(target_tensors(folder), declared)
+    dtype = dtype or ("float32" if harness.DEVICE == "cpu" else "bfloat16")
+    return Subject(folder, dtype=dtype, device=harness.DEVICE, weight_format=found, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -98,25 +108,45 @@ def token_ids() -> list[int]:
     return np.random.default_rng(3).integers(0, SHAPE["vocab_size"], 85).tolist()
 
 
-@pytest.mark.parametrize("wanted", WANTED)
-def test_logits_are_the_dequantised_models(
-    wanted: str, token_ids: list[int], tmp_path: Path
-) -> None:
+def dequantised_truth(wanted: str, token_ids: list[int], folder: Path) -> Reference:
+    """Of transformers in float32, of a checkpoint that `folder` then holds."""
     root = coded_folder(wanted)
     config = json.loads((root / "config.json").read_text())
     config.pop("quantization_config")
     config["dtype"] = config["torch_dtype"] = "float32"
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config))
     tensors = safetensors.torch.load_file(root / "model.safetensors")
     safetensors.torch.save_file(
-        dequantised(tensors), tmp_path / "model.safetensors", {"format": "pt"}
+        dequantised(tensors), folder / "model.safetensors", {"format": "pt"}
     )
-    truth = reference(tmp_path, token_ids, torch.float32)
-    found = subject(root).score(token_ids, len(token_ids))
+    return reference(folder, token_ids, torch.float32)
+
+
+@pytest.mark.parametrize("wanted", WANTED)
+@pytest.mark.usefixtures("on_the_host")
+def test_logits_are_the_dequantised_models(
+    wanted: str, token_ids: list[int], tmp_path: Path
+) -> None:
+    truth = dequantised_truth(wanted, token_ids, tmp_path)
+    found = subject(coded_folder(wanted)).score(token_ids, len(token_ids))
     assert worst_error(found.logits, truth.logits) < MAX_ERROR
     # And they are not those of the model that it was made from.
-    plain = Subject(plain_folder()).score(token_ids, len(token_ids))
+    plain = subject(plain_folder()).score(token_ids, len(token_ids))
     assert worst_error(found.logits, plain.logits) > 10 * MAX_ERROR
+
+
+@pytest.mark.parametrize("wanted", WANTED)
+def test_bfloat16_is_no_worse_than_a_model_in_bfloat16(
+    wanted: str, token_ids: list[int], tmp_path: Path
+) -> None:
+    """transformers' of the weights before, each against its own model in float32."""
+    truth = dequantised_truth(wanted, token_ids, tmp_path)
+    found = subject(coded_folder(wanted), dtype="bfloat16").score(token_ids, len(token_ids))
+    plain, theirs = (
+        reference(plain_folder(), token_ids, dtype) for dtype in (torch.float32, torch.bfloat16)
+    )
+    error = rms_error(found.logits, truth.logits)
+    assert error <= rms_error(theirs.logits, plain.logits)
 
 
 @pytest.mark.parametrize("wanted", WANTED)
@@ -124,6 +154,8 @@ def test_logits_are_the_dequantised_models(
 def test_no_bit_depends_on_chunks_company_or_ranks(
     wanted: str, dtype: str, token_ids: list[int]
 ) -> None:
+    if harness.DEVICE == "cuda" and dtype == "float32":
+        pytest.skip("CUDA computes in bfloat16")
     root = coded_folder(wanted)
     one = subject(root, dtype=dtype)
     whole = one.score(token_ids, len(token_ids))
@@ -131,6 +163,8 @@ def test_no_bit_depends_on_chunks_company_or_ranks(
         assert_same_bits(one.score(token_ids, chunk), whole)
     check_company(one, token_ids, whole)
     for num_ranks in (2, 4):
+        if harness.DEVICE == "cuda" and num_ranks > len(_C.cuda_device_names()):
+            continue
         shared = subject(root, dtype=dtype, tensor_parallel_size=num_ranks)
         assert_same_bits(shared.score(token_ids, 50), whole)
 
@@ -161,6 +195,7 @@ def write_qwen(target: Path, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.usefixtures("on_the_host")
 def test_scales_are_widened_exactly(
     dtype: torch.dtype, token_ids: list[int], tmp_path: Path
 ) -> None:
@@ -196,6 +231,7 @@ def test_a_tied_head_is_not_coded(tmp_path: Path) -> None:
         harness.make_core(model=str(tmp_path / "model"), method="none")
 
 
+@pytest.mark.usefixtures("on_the_host")
 def test_the_cache_has_the_type_of_the_activations() -> None:
     harness.make_core(method="none", dtype="bfloat16", kv_cache_dtype="bfloat16")
     with pytest.raises(ConfigError, match="set --dtype bfloat16 too"):

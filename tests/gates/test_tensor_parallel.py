@@ -20,7 +20,7 @@ from openspec.errors import ConfigError
 from openspec.messages import SamplingParams
 from tests.gates import harness
 from tests.gates.conftest import PYTHON_DRAFTERS, SELECTORS, VARIANTS, Reference, drafter_settings
-from tests.gates.grammars import KINDS, grammar_core, grammar_jobs, plain
+from tests.gates.grammars import KINDS, grammar_core, grammar_jobs, plain, tokens
 from tests.gates.harness import Job, kv_memory, make_core, run, texts
 from tests.gates.pairs import EMBEDDED
 from tests.gates.test_faults import STAGES, Fault
@@ -80,7 +80,7 @@ def new_folder() -> Path:
 
 
 @cache
-def eight_heads(num_kv_heads: int, name: str = "qwen3-0.6b") -> Path:
+def eight_heads(num_kv_heads: int, name: str = "qwen3-0.6b", vocab_size: int = SIZES.vocab) -> Path:
     """A random target of that family's switches."""
     changes = {
         "hidden_size": SIZES.hidden,
@@ -89,7 +89,7 @@ def eight_heads(num_kv_heads: int, name: str = "qwen3-0.6b") -> Path:
         "num_key_value_heads": num_kv_heads,
         "head_dim": SIZES.head_dim,
         "intermediate_size": SIZES.mlp,
-        "vocab_size": SIZES.vocab,
+        "vocab_size": vocab_size,
         "eos_token_id": 2,
     }
     return write_random_target(new_folder(), PUBLISHED[name] | changes)
@@ -188,6 +188,17 @@ DRAFTERS = ("ngram", "eagle3", "eagle3 tree", "dflash", "dflash tree", "dspark",
 """A commit runs the first, a tree, and one that reads the target's LM head."""
 
 
+def on_eight_heads(name: str, num_kv_heads: int = 2) -> dict[str, Any]:
+    """Settings of a drafter for the target of eight heads that drafts at every step."""
+    method, _, is_tree = name.partition(" ")
+    settings: dict[str, Any] = {"model": str(eight_heads(num_kv_heads)), "method": method}
+    if method != "ngram":
+        settings["draft_model"] = str(head(method))
+    if is_tree:
+        settings["draft_top_k"] = 4
+    return settings | {"num_speculative_tokens": 4, "adaptive_speculation": False}
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -201,20 +212,39 @@ DRAFTERS = ("ngram", "eagle3", "eagle3 tree", "dflash", "dflash tree", "dspark",
 )
 def test_eight_heads(name: str, num_kv_heads: int, num_ranks: int) -> None:
     batch = jobs("mixed", 8)
-    method, _, is_tree = name.partition(" ")
-    settings: dict[str, Any] = {"method": method, "num_speculative_tokens": 4}
-    if method != "ngram":
-        settings["draft_model"] = str(head(method))
-    if is_tree:
-        settings["draft_top_k"] = 4
-    folder = str(eight_heads(num_kv_heads))
-    expected = run(make_core(model=folder, method="none"), batch)
-    settings |= {"tensor_parallel_size": num_ranks, "max_num_batched_tokens": 64}
-    core = make_core(model=folder, adaptive_speculation=False, **settings)
+    expected = run(make_core(model=str(eight_heads(num_kv_heads)), method="none"), batch)
+    settings = on_eight_heads(name, num_kv_heads) | {"max_num_batched_tokens": 64}
+    core = make_core(**settings, tensor_parallel_size=num_ranks)
     assert texts(run(core, batch)) == texts(expected)
     before = core.stats().prefix_cache_hits
     assert texts(run(core, batch)) == texts(expected)
     assert core.stats().prefix_cache_hits > before
+
+
+@pytest.mark.parametrize("stage", ["reserve", *(pytest.param(s, marks=FULL) for s in STAGES[1:])])
+@pytest.mark.parametrize("name", ["eagle3 tree", pytest.param("dspark", marks=FULL)])
+def test_eight_ranks_with_few_pages_and_faults(name: str, stage: str) -> None:
+    batch = jobs("mixed", 10)
+    expected = run(make_core(model=str(eight_heads(2)), method="none"), batch)
+    settings = on_eight_heads(name) | {"tensor_parallel_size": 8, "max_model_len": 200}
+    core = make_core(**settings, kv_cache_memory=kv_memory(14, **settings))
+    fault = Fault(core, stage, every=5)
+    assert texts(run(core, batch)) == texts(expected)
+    assert core.stats().num_step_failures == fault.num_raised > 3
+    assert core.stats().num_preemptions > 0
+
+
+@pytest.mark.parametrize(
+    "grammar", [kind if kind == "regex" else pytest.param(kind, marks=FULL) for kind in KINDS]
+)
+def test_eight_ranks_with_grammars(grammar: str) -> None:
+    batch = grammar_jobs(grammar, "mixed", 3)
+    _, vocab_size, _ = tokens()
+    folder = str(eight_heads(2, vocab_size=vocab_size))
+    expected = run(grammar_core(model=folder, method="none"), batch)
+    assert all(job.token_ids for job in expected)
+    settings = on_eight_heads("ngram") | {"model": folder, "tensor_parallel_size": 8}
+    assert texts(run(grammar_core(**settings), batch)) == texts(expected)
 
 
 # ---- Logits, log-probabilities ------------------------------------------------------------------

@@ -93,6 +93,23 @@ struct ChooseParams {
   float* workspace = nullptr;  // choose_workspace_bytes_cpu(...)
 };
 
+/// The same of `count` samples from the `first` on; not for a list of samples.
+inline ChooseParams part_of(ChooseParams params, int first, int count) {
+  const auto skip = [first](auto*& array, int64_t width = 1) {
+    if (array != nullptr) array += first * width;
+  };
+  params.num_samples = count;
+  skip(params.sample_row);
+  skip(params.score_token);
+  skip(params.sample_mask);
+  skip(params.logits, params.vocab_size);
+  skip(params.chosen);
+  skip(params.logprob_ids, 1 + kMaxLogprobs);
+  skip(params.logprobs, 1 + kMaxLogprobs);
+  skip(params.ranks);
+  return params;
+}
+
 size_t choose_workspace_bytes_cpu(int num_threads, int vocab_size);
 void choose_cpu(const ExecContext& exec, const ChooseParams& params);
 

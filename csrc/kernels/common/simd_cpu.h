@@ -178,28 +178,21 @@ OPENSPEC_INLINE Vf exp_nonpositive(Vf x) {
   return x > -87.0f ? y : Vf{};  // also NaN gives 0
 }
 
-/// What load_e4m3 divides by: as float16's bits a code is so much less than its value.
-inline constexpr float kCodeUnit = 256.0f;
+/// Finite e4m3 codes as fp32, exactly: their values times 2^-120, for that is what their bits mean
+/// there. Subnormal codes are fp32's subnormals, with which a product is exact where it is not one.
+/// So what they are multiplied by comes times kCodeFactor, which keeps sums of any use far from
+/// both ends of fp32's range; a sum is then the codes' over kCodeUnit.
+inline constexpr float kCodeFactor = 0x1p60f, kCodeUnit = 0x1p120f / kCodeFactor;
 
-/// kLanes finite e4m3 codes as fp32, exactly, subnormals too: their values / kCodeUnit.
-OPENSPEC_INLINE Vf load_e4m3(const char* p) {
-#if defined(__AVX512F__)
-  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  const __m256i half =
-      _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
-  return _mm512_maskz_cvtph_ps(0xffff, half);
-#elif defined(__AVX2__)
-  const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-  const __m128i half =
-      _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<int16_t>(0xbf80)));
-  return _mm256_cvtph_ps(half);
-#else
-  using Codes = int8_t __attribute__((vector_size(kLanes)));
+/// 2 kLanes codes, of which those at odd places go to `high`.
+OPENSPEC_INLINE void load_e4m3(const char* p, Vf& low, Vf& high) {
+  using Codes = int8_t __attribute__((vector_size(2 * kLanes)));
+  using Words = int16_t __attribute__((vector_size(4 * kLanes)));
   Codes codes;
   std::memcpy(&codes, p, sizeof codes);
-  const Vi wide = __builtin_convertvector(codes, Vi);
-  return as_float(reinterpret_cast<Vu>(wide << 20) & 0x87f00000u) * (0x1p120f / kCodeUnit);
-#endif
+  const Vu pairs = reinterpret_cast<Vu>(__builtin_convertvector(codes, Words));
+  low = as_float(pairs << 20 & 0x87f00000u);  // the sign is there many times over
+  high = as_float(pairs << 4 & 0x87f00000u);
 }
 
 // bf16 <-> fp32. Rounding to nearest, ties to even; NaN stays NaN.

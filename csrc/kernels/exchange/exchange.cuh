@@ -16,7 +16,7 @@ inline constexpr uint32_t kEmptyWord = 0xffffffffu;
 struct Inbox {
   float* words = nullptr;  // slot 0
   ExchangeState* state = nullptr;
-  int64_t slot_floats = 0;
+  InboxFloats floats;
   uint32_t* fault = nullptr;
   uint64_t deadline_ns = 0;
 };
@@ -41,8 +41,8 @@ inline float* inbox_words(const Exchange& exchange, int rank) {
   return reinterpret_cast<float*>(exchange.memory[rank]);
 }
 inline Inbox own_inbox(const Exchange& exchange) {
-  return {inbox_words(exchange, exchange.rank), state_of(exchange, exchange.rank),
-          exchange.slot_floats, exchange.fault, exchange.deadline_ns};
+  return {inbox_words(exchange, exchange.rank), state_of(exchange, exchange.rank), exchange.floats,
+          exchange.fault, exchange.deadline_ns};
 }
 inline Outbox outbox_of(const Exchange& exchange, int num_splits, int num_rows, int width) {
   Outbox outbox = {own_inbox(exchange), exchange.rank, exchange.num_ranks - 1};
@@ -57,15 +57,19 @@ inline Outbox outbox_of(const Exchange& exchange, int num_splits, int num_rows, 
 
 /// Floats before the slot of a round.
 __device__ __forceinline__ int64_t slot_begin(const Inbox& inbox, uint64_t round) {
-  return static_cast<int64_t>(round % kInboxSlots) * inbox.slot_floats;
+  return static_cast<int64_t>(round % kInboxSlots) * inbox.floats.slot;
+}
+/// And before the sums of owned rows.
+__host__ __device__ inline int64_t owned_begin(const Inbox& inbox) {
+  return kInboxSlots * inbox.floats.slot;
 }
 
-/// Begins to send a round, after the wait for the kernel before: floats before its slot. Every
+/// Begins to send a round, after the wait for the kernel before: floats before its sums. Every
 /// thread that sends calls it, and thread 0 of block 0.
 __device__ __forceinline__ int64_t begin_sending(const Outbox& outbox) {
   const uint64_t round = outbox.own.state->sending;
   if (blockIdx.x == 0 && threadIdx.x == 0) outbox.own.state->taking = round;
-  return slot_begin(outbox.own, round);
+  return outbox.form.owners.exist() ? owned_begin(outbox.own) : slot_begin(outbox.own, round);
 }
 
 /// As begin_sending, for the op that takes the round: its number.

@@ -51,7 +51,7 @@ struct LinearParams {
   int num_rows = 0;
   DType dtype = DType::kF32;
   DType out_dtype = DType::kF32;
-  // CPU: linear_workspace_bytes_cpu(...) bytes, may be null if 0; 64-byte aligned. CUDA:
+  // CPU: linear_workspace_bytes_cpu(...) bytes, 64-byte aligned. CUDA:
   // kLinearWorkspaceBytesCuda, zero before the first launch and not shared by launches that may
   // overlap; null: blocks share the work evenly, whatever else their multiprocessors do.
   float* workspace = nullptr;
@@ -63,7 +63,7 @@ struct LinearParams {
   const Exchange* exchange = nullptr;
 };
 
-size_t linear_workspace_bytes_cpu(int max_num_rows, int num_inputs, DType dtype,
+size_t linear_workspace_bytes_cpu(int max_num_rows, int num_inputs,
                                   LinearLayout layout = LinearLayout::kLines);
 void linear_cpu(const ExecContext& exec, const LinearParams& params);
 

@@ -65,8 +65,7 @@ struct Product {
   int64_t end_of(int split) const { return ends[split - splits.begin + 1]; }
   bool has_blocks() const { return params.weight.scale_kind == ScaleKind::kBlock; }
   int64_t panel_bytes() const { return line_bytes(lines) * num_inputs(); }
-  // Of bf16 both of a unit's vectors lie in one, of codes they are apart.
-  int64_t unit_bytes() const { return lines == Lines::kE4M3Panel ? kLanes : 4 * kLanes; }
+  int64_t unit_bytes() const { return line_bytes(lines) / kUnitsPerPanel; }
   // Inputs from `begin` to the first border of blocks of inputs.
   int64_t first_block(int64_t begin) const {
     return kScaleInputs - (params.weight.shard.first_input + begin) % kScaleInputs;
@@ -87,15 +86,16 @@ OPENSPEC_INLINE float load_activation(const LinearParams& params, int64_t at) {
   return bf16_to_float(static_cast<const uint16_t*>(params.x)[at]);
 }
 
-// The rows of a tile as fp32, and if they are not read in place, transposed: [num_inputs][rows].
+// The rows of a tile as fp32, times `factor`; many of them transposed: [num_inputs][rows].
 void Product::copy_tile(int t, float* to) const {
+  const float factor = lines == Lines::kE4M3Panel ? kCodeFactor : 1.0f;
   const int begin = tile_begin(t);
   const int rows = tile_begin(t + 1) - begin;
   const int64_t width = num_inputs();
   const int64_t from = begin * width;
   to += from;
   if (is_in_place) {
-    for (int64_t i = 0; i < rows * width; ++i) to[i] = load_activation(params, from + i);
+    for (int64_t i = 0; i < rows * width; ++i) to[i] = factor * load_activation(params, from + i);
     return;
   }
   // By squares. A vector stored for one k runs over into the next k's place, which is written
@@ -107,7 +107,8 @@ void Product::copy_tile(int t, float* to) const {
     Vf squares[kSquares][kLanes] = {};
     for (int s = 0; s < num_squares; ++s) {
       for (int r = 0; r < min_of(kLanes, rows - s * kLanes); ++r) {
-        squares[s][r] = load_floats(params.dtype, params.x, from + (s * kLanes + r) * width + k);
+        squares[s][r] =
+            factor * load_floats(params.dtype, params.x, from + (s * kLanes + r) * width + k);
       }
       transpose(squares[s]);
     }
@@ -116,7 +117,8 @@ void Product::copy_tile(int t, float* to) const {
     }
   }
   for (; k < width; ++k) {
-    for (int r = 0; r < rows; ++r) to[k * rows + r] = load_activation(params, from + r * width + k);
+    for (int r = 0; r < rows; ++r)
+      to[k * rows + r] = factor * load_activation(params, from + r * width + k);
   }
 }
 
@@ -234,7 +236,7 @@ int64_t num_column_tasks(const Product& product, int num_threads, int64_t num_ro
 void linear(const ExecContext& exec, const LinearParams& params) {
   if (params.num_rows == 0 || params.weight.num_outputs == 0) return;
   Product product(params);
-  if (product.is_in_place && params.dtype == DType::kF32) {
+  if (product.is_in_place && params.dtype == DType::kF32 && product.lines == Lines::kBF16Panel) {
     product.x = static_cast<const float*>(params.x);
   } else {
     constexpr int64_t kMinParallelCopy = 32768;  // elements; smaller copies are made here

@@ -24,12 +24,11 @@ struct PanelMap {
   int part_outputs;  // outputs of one of the matrices
 };
 
-// kLines: one row, or zeros, as a column of a panel. A line of bf16 interleaves columns i and i +
-// 16, so that a shift and a mask of 32-bit lanes yield both halves in order; codes are in order.
+// kLines: one row, or zeros, as a column of a panel. A line interleaves columns i and i + 16, so
+// that shifts and masks of 32-bit lanes yield both halves in order.
 template <typename T>
 void pack_line(const T* row, int64_t num_inputs, int column, T* panel) {
-  const bool is_code = sizeof(T) == 1;
-  const int position = is_code ? column : column < kHalf ? 2 * column : 2 * (column - kHalf) + 1;
+  const int position = column < kHalf ? 2 * column : 2 * (column - kHalf) + 1;
   for (int64_t k = 0; k < num_inputs; ++k) {
     panel[k * kLinearPanel + position] = row != nullptr ? row[k] : T{0};
   }
@@ -50,10 +49,10 @@ void pack_whole_panel(const T* rows, int64_t num_inputs, T* panel) {
         if constexpr (sizeof(T) == 2) {
           lines[k * kWords + i] = row(i)[k] | static_cast<uint32_t>(row(i + kHalf)[k]) << 16;
         } else {
-          const int c = 4 * i;
-          lines[k * kWords + i] = row(c)[k] | static_cast<uint32_t>(row(c + 1)[k]) << 8 |
-                                  static_cast<uint32_t>(row(c + 2)[k]) << 16 |
-                                  static_cast<uint32_t>(row(c + 3)[k]) << 24;
+          const int c = 2 * i;
+          lines[k * kWords + i] = row(c)[k] | static_cast<uint32_t>(row(c + kHalf)[k]) << 8 |
+                                  static_cast<uint32_t>(row(c + 1)[k]) << 16 |
+                                  static_cast<uint32_t>(row(c + 1 + kHalf)[k]) << 24;
         }
       }
     }
@@ -136,16 +135,13 @@ void linear_pack_cpu(const PackedLinear& shape, const void* rows, int first_outp
   }
 }
 
-size_t linear_workspace_bytes_cpu(int max_num_rows, int num_inputs, DType dtype,
-                                  LinearLayout layout) {
+size_t linear_workspace_bytes_cpu(int max_num_rows, int num_inputs, LinearLayout layout) {
   const auto rows = static_cast<size_t>(max_num_rows), inputs = static_cast<size_t>(num_inputs);
   if (layout == LinearLayout::kPairs) {
     // Three bf16 parts of every row, in tiles of 16.
     return (3 * rows + 15) / 16 * 16 * inputs * sizeof(uint16_t);
   }
-  // Few fp32 rows are read where they are; else a copy is made in fp32, tile by tile.
-  if (dtype == DType::kF32 && max_num_rows <= kLinearInPlaceRows) return 0;
-  return rows * inputs * sizeof(float);
+  return rows * inputs * sizeof(float);  // a copy, tile by tile
 }
 
 }  // namespace openspec

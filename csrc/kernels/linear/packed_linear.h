@@ -16,8 +16,8 @@ enum class LinearEpilogue : uint8_t {
 
 /// The order of the weights within a panel of 32 output columns.
 enum class LinearLayout : uint8_t {
-  kLines,  // [num_inputs][32]; a line interleaves columns i and i + 16, so that a shift and a
-           // mask of 32-bit lanes unpack it
+  kLines,  // [num_inputs][32]; a line interleaves columns i and i + 16, so that shifts and masks
+           // of 32-bit lanes unpack it
   kPairs,  // [num_inputs / 32][2 halves][16 pairs of k][16 columns][2]: what a matrix unit takes
   kTiles,  // CUDA: units of 16 outputs, of bf16 [num_outputs / 16][num_inputs / 8][16 outputs][8
            // k], of e4m3 [num_outputs / 16][num_inputs / 16][32 lanes][8 bytes], see

@@ -45,7 +45,7 @@ constexpr int unit_column(int u) {
 /// How line k of the weights is found.
 enum class Lines {
   kBF16Panel,  // weight[u] + k lines of 32 bf16, columns i and i + 16 interleaved
-  kE4M3Panel,  // weight[u] + k lines of 32 codes
+  kE4M3Panel,  // weight[u] + k lines of 32 codes, in the same order; x is times kCodeFactor
   kF32Panel,   // weight[u] + k lines of 32 floats
   kPointers,   // line[k] + first_column[u] floats
 };
@@ -121,8 +121,7 @@ void tile(const TileArgs& args) {
         high = as_float(pairs & 0xffff0000u);
       } else if constexpr (kLines == Lines::kE4M3Panel) {
         __builtin_prefetch(weight[u] + k * kLineBytes + prefetch);
-        low = load_e4m3(weight[u] + k * kLineBytes);
-        high = load_e4m3(weight[u] + k * kLineBytes + kHalf);
+        load_e4m3(weight[u] + k * kLineBytes, low, high);
       } else {
         const float* line = kLines == Lines::kPointers
                                 ? args.line[k] + column[u]

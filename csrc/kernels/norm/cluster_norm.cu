@@ -35,12 +35,12 @@ constexpr int kPieces = kMaxPieces;
 constexpr int kPieces = 1;
 #endif
 
-enum class From { kPartials, kInbox, kOwnInbox };
+enum class From { kPartials, kInbox, kOwned };
 
 // Sums that are waited for stay in registers together.
 constexpr int max_registers(int num_sums, From from) {
   if (kPieces > 1) return 128;
-  return num_sums <= 4 || from == From::kPartials ? 64 : 80;
+  return num_sums <= 4 || from != From::kInbox ? 64 : 80;
 }
 
 /// What the kernel is told.
@@ -53,7 +53,6 @@ struct ClusterParams : RmsNormParams {
   // Where rows have owners:
   int rank = 0, num_ranks = 1;
   OwnedRows everywhere = {};
-  ExchangeState* states[kMaxRanks] = {};
 };
 
 /// Up to kMost terms, in order.
@@ -195,30 +194,13 @@ __device__ __forceinline__ void store_everywhere(void* const (&rows)[kMaxRanks],
   }
 }
 
-/// Tells the other ranks that the cluster has stored a row everywhere. All threads call it.
-__device__ __forceinline__ void tell_of_row(const ClusterParams& params, int block, int row,
-                                            uint64_t round) {
-  if (params.num_blocks == 1) __syncthreads();
-#if __CUDA_ARCH__ >= 900
-  if (params.num_blocks > 1) cuda::meet_in_cluster();
-#endif
-  if (block != 0) return;
-#pragma unroll
-  for (int rank = 0; rank < kMaxRanks; ++rank) {
-    const bool is_told = rank < params.num_ranks && rank != params.rank;
-    if (is_told && threadIdx.x == rank) {
-      cuda::give_sign(&params.states[rank]->owned_rows[row], round + 1);
-    }
-  }
-}
-
-/// kChain: columns of a chain. kMost: sums, at most. kFrom: where they come from; of kOwnInbox rows
+/// kChain: columns of a chain. kMost: sums, at most. kFrom: where they come from; of kOwned rows
 /// have owners, and a cluster has one of the rank's own.
 template <int kChain, int kMost, From kFrom>
 __global__ void __maxnreg__(max_registers(kMost, kFrom))
     cluster_norm_kernel(const __grid_constant__ ClusterParams params, float inverse_width) {
   cuda::allow_next_kernel();
-  constexpr bool kTakes = kFrom != From::kPartials, kOwns = kFrom == From::kOwnInbox;
+  constexpr bool kTakes = kFrom == From::kInbox, kOwns = kFrom == From::kOwned;
   constexpr int kLanes = kChain / kColumns;
   __shared__ Chains chains;
   const int width = params.width, num_blocks = params.num_blocks;
@@ -240,15 +222,14 @@ __global__ void __maxnreg__(max_registers(kMost, kFrom))
 
   const int row = kOwns ? params.form.owners.row_of(params.rank, place) : place;
   uint16_t* residual = static_cast<uint16_t*>(params.residual) + static_cast<int64_t>(row) * width;
-  [[maybe_unused]] uint64_t round = 0;
   int num_sums = params.num_partials;
   int64_t stride = static_cast<int64_t>(params.num_rows) * width;
   int64_t from = static_cast<int64_t>(place) * width;
-  if constexpr (kTakes) {
-    round = cuda::begin_taking(params.from);
+  if constexpr (kTakes || kOwns) {
+    [[maybe_unused]] const uint64_t round = cuda::begin_taking(params.from);
     num_sums = params.form.num_sums(num_sums);
     stride = static_cast<int64_t>(params.form.inbox_rows) * width;
-    from += cuda::slot_begin(params.from, round);
+    from += kOwns ? cuda::owned_begin(params.from) : cuda::slot_begin(params.from, round);
   }
   FloatPack<kColumns> x[kPieces] = {};
   Bf16Pack<kColumns> bits[kPieces];
@@ -261,7 +242,8 @@ __global__ void __maxnreg__(max_registers(kMost, kFrom))
       float* first = params.from.words + from + column(p);
       delta = take_sums<kMost>(params.from, first, stride, num_sums);
     } else {
-      delta = load_sums<kMost>(params.delta_partials + from + column(p), stride, num_sums);
+      const float* sums = kOwns ? params.from.words : params.delta_partials;
+      delta = load_sums<kMost>(sums + from + column(p), stride, num_sums);
     }
     x[p] = cuda::to_floats(bits[p]);
     cuda::add(x[p], cuda::round_to_bf16(delta));
@@ -314,25 +296,6 @@ __global__ void __maxnreg__(max_registers(kMost, kFrom))
     } else {
       cuda::store_pack(static_cast<uint16_t*>(params.out) + out_at, cuda::to_bf16(x[p]));
     }
-  }
-  if constexpr (kOwns) tell_of_row(params, block, row, round);
-}
-
-constexpr int kAwaitThreads = 512;
-
-/// Waits for the rows of all other ranks.
-__global__ void __launch_bounds__(kAwaitThreads)
-    await_rows_kernel(cuda::Inbox inbox, RowOwners owners, int rank, int num_rows) {
-  cuda::allow_next_kernel();
-  cuda::wait_for_previous_kernel();
-  const uint64_t value = inbox.state->taking + 1;
-  // Of another rank's rows one of the last.
-  const int last_period = (num_rows / owners.period - 1) * owners.period;
-  for (int row = static_cast<int>(threadIdx.x); row < num_rows; row += kAwaitThreads) {
-    if (owners.rank_of(row) == rank) continue;
-    const uint64_t* sign = &inbox.state->owned_rows[row];
-    cuda::wait_until(inbox, row == last_period + (rank == 0 ? 1 : 0),
-                     [&] { return cuda::load_sign(sign) == value; });
   }
 }
 
@@ -403,12 +366,12 @@ int cluster_norm_cuda(const RmsNormParams& params, void* stream) {
   of_rows.rank = exchange.rank;
   of_rows.num_ranks = exchange.num_ranks;
   of_rows.everywhere = *params.owned;
-  for (int i = 0; i < exchange.num_ranks; ++i) of_rows.states[i] = state_of(exchange, i);
-  const int num_own = owners.rows_of(exchange.rank, params.num_rows);
-  const int error = launch_rows<From::kOwnInbox>(of_rows, num_own, stream);
+  int error = meet_cuda(exchange, /*lets_next_begin=*/false, stream);  // all sums are there
   if (error != cudaSuccess) return error;
-  return cuda::launch(await_rows_kernel, 1, kAwaitThreads, 0, stream, of_rows.from, owners,
-                      exchange.rank, params.num_rows);
+  error =
+      launch_rows<From::kOwned>(of_rows, owners.rows_of(exchange.rank, params.num_rows), stream);
+  if (error != cudaSuccess) return error;
+  return meet_cuda(exchange, /*lets_next_begin=*/true, stream);  // all results are
 }
 
 }  // namespace openspec

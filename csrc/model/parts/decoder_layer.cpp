@@ -197,9 +197,9 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
   for (const Part& inputs :
        {Part(g.attention_inputs()), Part(g.hidden_size), part.q_heads.of_size(g.head_dim),
         part.intermediate, Part(limits.max_inputs)}) {
-    linear_bytes =
-        std::max(linear_bytes, linear_workspace_bytes_cpu(most_rows, inputs.count, dtype,
-                                                          linear_layout_cpu(inputs.whole)));
+    linear_bytes = std::max(
+        linear_bytes,
+        linear_workspace_bytes_cpu(most_rows, inputs.count, linear_layout_cpu(inputs.whole)));
   }
   at.linear = areas.take(1, linear_bytes);
   at.attention = areas.take(
@@ -227,7 +227,7 @@ void DecoderScratch::linear(const ExecContext& exec, const PackedLinear& weight,
 }
 
 void DecoderScratch::logits_of(const ExecContext& exec, const LogitsHead& head, const void* x,
-                               int num_rows, float* out) {
+                               int num_rows, float* out, bool deals_rows) {
   for (const PackedLinear& shard : head.shards) {
     LinearParams params = linear_params(shard, x, num_rows);
     params.out = out + shard.shard.first_output;
@@ -238,18 +238,19 @@ void DecoderScratch::logits_of(const ExecContext& exec, const LogitsHead& head, 
   if (head.exchange == nullptr) return;
   const PackedLinear& own = head.shards.front();
   head.exchange->share_columns(exec, out, num_rows,
-                               {own.shard.first_output, own.num_outputs, own.whole_outputs()});
+                               {own.shard.first_output, own.num_outputs, own.whole_outputs()},
+                               deals_rows);
 }
 
 void DecoderScratch::logits(const ExecContext& exec, const LogitsHead& head, const int32_t* row,
-                            int count, float* out) {
+                            int count, float* out, bool deals_rows) {
   const void* in = normed();
   if (row != nullptr) {
     const int64_t width = int64_t{geometry_.hidden_size} * dtype_bytes(dtype_);
     ops::copy_rows(exec, row, in, residual(), count, width);
     in = residual();
   }
-  logits_of(exec, head, in, count, out);
+  logits_of(exec, head, in, count, out, deals_rows);
 }
 
 Delta DecoderScratch::delta(const ExecContext& exec, const PackedLinear& weight, const void* x,

@@ -111,13 +111,14 @@ class DecoderScratch {
   /// out [num_rows, outputs] = x W^T, or `partials` where they are given; outside of a pass too.
   void linear(const ExecContext& exec, const PackedLinear& weight, const void* x, void* out,
               int num_rows, float* partials = nullptr);
-  /// out [num_rows, outputs of the whole] fp32 = x W^T; with an exchange it lies in an area of it.
+  /// out [num_rows, outputs of the whole] fp32 = x W^T; with an exchange it lies in an area of it,
+  /// and a rank may ask only for the rows that it is dealt.
   void logits_of(const ExecContext& exec, const LogitsHead& head, const void* x, int num_rows,
-                 float* out);
+                 float* out, bool deals_rows = false);
   /// Logits of rows of `normed`: out [count, outputs] fp32; row [count] lies on the device, of -1
   /// comes anything; null: the first rows. The residual stream is gone then.
   void logits(const ExecContext& exec, const LogitsHead& head, const int32_t* row, int count,
-              float* out);
+              float* out, bool deals_rows = false);
 
  private:
   friend class DecoderPass;

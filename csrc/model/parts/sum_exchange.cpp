@@ -10,10 +10,10 @@ int most_round_rows(Device device, int num_ranks, int max_splits, int width) {
   return device == Device::kCpu ? kHostRoundRows : most_round_rows(num_ranks, max_splits, width);
 }
 
-int64_t slot_floats(Device device, int num_ranks, int max_splits, int max_rows, int width) {
+InboxFloats inbox_floats(Device device, int num_ranks, int max_splits, int max_rows, int width) {
   const int most = std::min(max_rows, most_round_rows(device, num_ranks, max_splits, width));
-  if (device == Device::kCpu) return int64_t{max_splits} * most * width;
-  return slot_floats(num_ranks, max_splits, most, width);
+  if (device == Device::kCpu) return {.slot = int64_t{max_splits} * most * width};
+  return inbox_floats(num_ranks, max_splits, most, width);
 }
 
 }  // namespace openspec

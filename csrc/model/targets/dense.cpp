@@ -4,6 +4,7 @@
 #include <string>
 
 #include "core/check.h"
+#include "kernels/exchange/exchange.h"
 #include "kernels/ops.h"
 #include "model/parts/decoder_model.h"
 #include "model/parts/decoder_pass.h"
@@ -75,11 +76,10 @@ class DenseTarget final : public TargetModel, DecoderModel<DenseConfig, DenseTen
     return scratch_bytes(DenseConfig(setup.spec, setup.rank), setup.dtype, setup.device,
                          setup.limits, setup.num_threads);
   }
-  static size_t exchange_bytes_of(const TargetSetup& setup) {
+  static InboxFloats inbox_floats_of(const TargetSetup& setup) {
     const DenseConfig c(setup.spec, setup.rank);
-    return static_cast<size_t>(slot_floats(setup.device, setup.rank.size, c.max_splits(),
-                                           setup.limits.max_rows, c.hidden_size)) *
-           sizeof(float);
+    return inbox_floats(setup.device, setup.rank.size, c.max_splits(), setup.limits.max_rows,
+                        c.hidden_size);
   }
 
   std::vector<Weights*> weights() override { return {&weights_}; }
@@ -132,7 +132,7 @@ void DenseTarget::forward(const ExecContext& exec, const RowBatch& rows, const T
 void DenseTarget::logits(const ExecContext& exec, const int32_t* row, int count, float* out) {
   OPENSPEC_CHECK(count <= limits_.max_logits_rows, count, " rows of logits, at most ",
                  limits_.max_logits_rows);
-  scratch_.logits(exec, tensors_.shared.head, row, count, out);
+  scratch_.logits(exec, tensors_.shared.head, row, count, out, are_dealt(count));
 }
 
 const TargetRegistration registration(
@@ -148,7 +148,7 @@ const TargetRegistration registration(
            return StateNeeds{
                .kv_layers = {spec.layers.size(), {config.part().kv_heads.count, config.head_dim}}};
          },
-     .exchange_bytes = &DenseTarget::exchange_bytes_of});
+     .inbox_floats = &DenseTarget::inbox_floats_of});
 
 }  // namespace
 

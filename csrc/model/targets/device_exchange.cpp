@@ -15,8 +15,8 @@ namespace openspec {
 
 namespace {
 
-int64_t slot_floats(const TargetSetup& whole) {
-  return static_cast<int64_t>(target_kind(whole.spec.kind).exchange_bytes(whole) / sizeof(float));
+InboxFloats floats_of(const TargetSetup& whole) {
+  return target_kind(whole.spec.kind).inbox_floats(whole);
 }
 
 struct Area {
@@ -32,7 +32,11 @@ class DeviceExchange::Rank final : public SumExchange {
 
   std::byte* memory() { return memory_.at(0); }
   void set_view(const Exchange& view) { view_ = view; }
-  ExchangeState* state() const { return state_of(view_, view_.rank); }
+  ExchangeState* state() const override { return state_of(view_, view_.rank); }
+  RowRange dealt(int num_rows) const override {
+    if (!are_dealt(num_rows)) return {0, num_rows};
+    return dealt_rows(view_.num_ranks, view_.rank, num_rows);
+  }
   void clear() {
     OPENSPEC_ON_CUDA(clear_exchange_cuda, view_, ExecContext());
     device::synchronize(nullptr);
@@ -62,15 +66,27 @@ class DeviceExchange::Rank final : public SumExchange {
     areas_.push_back({static_cast<std::byte*>(data), bytes});
   }
 
-  void share_columns(const ExecContext& exec, float* rows, int num_rows, Part columns) override {
+  void share_columns(const ExecContext& exec, float* rows, int num_rows, Part columns,
+                     bool deals_rows) override {
     const auto bytes_of = [](int count) { return count * static_cast<int64_t>(sizeof(float)); };
     ShareColumnsParams params = {.exchange = &view_,
                                  .num_rows = num_rows,
+                                 .deals_rows = deals_rows,
                                  .row_bytes = bytes_of(columns.whole),
                                  .first_byte = bytes_of(columns.first),
                                  .num_bytes = bytes_of(columns.count)};
     find_everywhere(rows, params.rows);
     OPENSPEC_ON_CUDA(share_columns_cuda, params, exec);
+  }
+  void share_rows(const ExecContext& exec, std::span<const MadeRows> buffers,
+                  int num_rows) override {
+    OPENSPEC_CHECK(buffers.size() <= size_t{ShareRowsParams::kMaxBuffers}, "too many buffers");
+    ShareRowsParams params = {.exchange = &view_, .num_rows = num_rows};
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      params.buffers[i].row_words = buffers[i].row_words;
+      find_everywhere(buffers[i].words, params.buffers[i].words);
+    }
+    OPENSPEC_ON_CUDA(share_rows_cuda, params, exec);
   }
 
  private:
@@ -116,7 +132,7 @@ DeviceExchange::DeviceExchange(const TargetSetup& whole, std::vector<int> device
   faults_ = Buffer(devices_.size() * sizeof(uint32_t), Memory::kPinned);
   off_ = Buffer(sizeof(uint64_t), Memory::kPinned);
   *off_.as<uint64_t>() = kExchangeIsOff;
-  Exchange view = {.num_ranks = size(), .slot_floats = slot_floats(whole)};
+  Exchange view = {.num_ranks = size(), .floats = floats_of(whole)};
   view.deadline_ns = deadline_ns_;
   for (int rank = 0; rank < size(); ++rank) {
     const device::Use use(device(rank));
@@ -136,10 +152,6 @@ SumExchange& DeviceExchange::rank(int rank) { return *ranks_.at(static_cast<size
 
 void DeviceExchange::give_area(int rank, void* data, size_t bytes) {
   this->rank(rank).give_area(data, bytes);
-}
-
-ExchangeState* DeviceExchange::state(int rank) const {
-  return ranks_.at(static_cast<size_t>(rank))->state();
 }
 
 void DeviceExchange::fail() {
@@ -178,7 +190,7 @@ void DeviceExchange::clear() {
 }
 
 size_t device_exchange_bytes(const TargetSetup& whole) {
-  const size_t bytes = exchange_bytes(slot_floats(whole));
+  const size_t bytes = exchange_bytes(floats_of(whole));
   OPENSPEC_CHECK_ARG(bytes <= kMaxInboxBytes + sizeof(ExchangeState),
                      "the sums that GPUs send each ", "other would take ", bytes >> 20,
                      " MiB of each, more than ", kMaxInboxBytes >> 20,

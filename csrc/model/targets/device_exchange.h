@@ -11,7 +11,6 @@
 namespace openspec {
 
 class SumExchange;
-struct ExchangeState;
 
 /// The exchange of the ranks among which a target is shared on CUDA, each on a device of its own:
 /// memory of each for what others send, and what tells that one of them did not come in time.
@@ -29,8 +28,6 @@ class DeviceExchange {
   int size() const { return static_cast<int>(devices_.size()); }
   int device(int rank) const { return devices_.at(static_cast<size_t>(rank)); }
   SumExchange& rank(int rank);
-  /// On the rank's device.
-  ExchangeState* state(int rank) const;
   /// As SumExchange::give_area of the rank.
   void give_area(int rank, void* data, size_t bytes);
 

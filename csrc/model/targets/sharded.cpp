@@ -8,6 +8,7 @@
 
 #include "core/rendezvous.h"
 #include "core/thread_pool.h"
+#include "kernels/exchange/exchange.h"
 #include "kernels/linear/linear.h"
 #include "kernels/norm/rms_norm.h"
 #include "model/parts/sum_exchange.h"
@@ -21,13 +22,17 @@ namespace {
 
 constexpr int kNumSlots = 2;
 
+size_t host_slot_floats(const TargetSetup& setup) {
+  return static_cast<size_t>(target_kind(setup.spec.kind).inbox_floats(setup).slot);
+}
+
 /// The sums of all ranks: on the host their inboxes are one memory. Rounds take slots in turn, so
 /// that nobody waits for those who still read: a rank lays sums into a slot again once all have
 /// come to the round between, and each has then read the round before.
 struct SharedSums {
-  SharedSums(size_t slot_bytes, int num_ranks)
-      : slot_floats(slot_bytes / sizeof(float)),
-        memory(kNumSlots * slot_bytes),
+  SharedSums(size_t num_floats, int num_ranks)
+      : slot_floats(num_floats),
+        memory(kNumSlots * num_floats * sizeof(float)),
         rendezvous(num_ranks) {}
 
   size_t slot_floats;
@@ -62,8 +67,7 @@ class HostExchange final : public SumExchange {
 class ShardedTarget final : public TargetModel {
  public:
   explicit ShardedTarget(const TargetSetup& setup)
-      : sums_(target_kind(setup.spec.kind).exchange_bytes(setup), setup.rank.size),
-        threads_(setup.rank.size) {
+      : sums_(host_slot_floats(setup), setup.rank.size), threads_(setup.rank.size) {
     for (int rank = 0; rank < setup.rank.size; ++rank) {
       ranks_.emplace_back(setup_of_rank(setup, rank), sums_);
     }
@@ -150,8 +154,7 @@ size_t exchange_bytes_of_rank(const TargetSetup& whole) {
   const int num_ranks = whole.rank.size;
   if (num_ranks == 1) return 0;
   if (whole.device == Device::kCuda) return device_exchange_bytes(whole);
-  return kNumSlots * target_kind(whole.spec.kind).exchange_bytes(whole) /
-         static_cast<size_t>(num_ranks);
+  return kNumSlots * host_slot_floats(whole) * sizeof(float) / static_cast<size_t>(num_ranks);
 }
 
 std::unique_ptr<TargetModel> make_target(const TargetSetup& setup) {

@@ -18,6 +18,7 @@ namespace openspec {
 
 class SumExchange;
 class Weights;
+struct InboxFloats;
 struct SharedTensors;
 
 /// What a target is built from, or one rank of it; `spec` is the caller's.
@@ -54,7 +55,8 @@ class TargetModel {
                        const std::vector<int>& capture_layers, void* captured) = 0;
 
   /// Logits of rows `row[0 .. count)` of the last forward pass: out [count, vocab_size] fp32. `row`
-  /// lies on the device; what stands at a row of -1 is left undefined.
+  /// lies on the device; what stands at a row of -1 is left undefined. Where ranks have devices of
+  /// their own, many rows (are_dealt) are dealt: a rank has those that its SumExchange says.
   virtual void logits(const ExecContext& exec, const int32_t* row, int count, float* out) = 0;
 };
 
@@ -67,8 +69,8 @@ struct TargetKind {
   /// Throws ArgumentError naming what of the description it does not compute, or why it cannot be
   /// shared by so many ranks.
   StateNeeds (*state_needs)(const TargetSpec& spec, TpRank rank) = nullptr;
-  /// Of a slot of its SumExchange, with the sums of a round; null: the kind is not shared by ranks.
-  size_t (*exchange_bytes)(const TargetSetup& setup) = nullptr;
+  /// Of its SumExchange; null: the kind is not shared by ranks.
+  InboxFloats (*inbox_floats)(const TargetSetup& setup) = nullptr;
 };
 
 /// Makes a kind known under a name; its source file holds one of these at namespace scope.

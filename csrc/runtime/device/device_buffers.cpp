@@ -1,6 +1,7 @@
 #include "runtime/device/device_buffers.h"
 
 #include "kernels/choose/choose.h"
+#include "kernels/exchange/exchange.h"
 #include "runtime/state/sequence_table.h"
 
 namespace openspec {
@@ -95,8 +96,8 @@ size_t DeviceArrays::lay_out(std::byte* base, const RunnerConfig& config,
   carver.take(rows * (1 + kMaxLogprobs), logprob_ids, logprobs);
   carver.take(as_index(config.max_num_logits_rows) * as_index(config.target.vocab_size), logits);
 #ifdef OPENSPEC_CUDA
-  carver.take(choose_workspace_bytes_cuda(config.max_num_logits_rows, config.target.vocab_size) /
-                  sizeof(float),
+  const int chosen_rows = most_own_rows(config.tensor_parallel_size, config.max_num_logits_rows);
+  carver.take(choose_workspace_bytes_cuda(chosen_rows, config.target.vocab_size) / sizeof(float),
               choose_workspace);
 #endif
   return carver.bytes();

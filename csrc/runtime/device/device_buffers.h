@@ -89,6 +89,8 @@ class DeviceBuffers : public DeviceArrays {
   static size_t device_bytes(const RunnerConfig& config, const DrafterNeeds& needs);
 
   StepOutcomeArrays outcome;
+  /// All of the arrays on the device.
+  Buffer& memory() { return scratch_; }
   /// Copies the proposals of a step's input to the device.
   void upload_proposals(const StepInputArrays& host, void* stream) const;
 

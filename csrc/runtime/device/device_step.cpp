@@ -77,7 +77,7 @@ void DeviceStep::launch(StepLease& lease) {
   teach_kept(lease, order);
   lease.has_proposed = order.shape.proposes || proposes_on_host();
   order.header = write_input(lease, order.shape);
-  order.num_samples = num_samples_of(lease, order.shape);
+  order.num_samples = num_samples_[as_index(lease.ring_index)] = num_samples_of(lease, order.shape);
   if (MaskedSteps::has_masks(lease, context_.table)) {
     masked_.start(lease, order);
     note_failures(lease);
@@ -238,7 +238,8 @@ void DeviceStep::collect(StepLease& lease) {
     }
   }
   probe_.note_collected(static_cast<int>(lease.requests.size()), lease.num_rows,
-                        ring_.outcome(entry, lease.requests.size() - 1).sample_end);
+                        ring_.outcome(entry, lease.requests.size() - 1).sample_end,
+                        num_samples_[as_index(entry)]);
 }
 
 std::optional<double> DeviceStep::draft_seconds(const StepLease& lease) const {

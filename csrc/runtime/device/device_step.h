@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <optional>
 #include <span>
 #include <vector>
@@ -74,8 +75,9 @@ class DeviceStep final : public StepBackend {
   TableUpdates updates_;
   MaskedSteps masked_;
   DeviceProbe probe_;
-  DrafterSource host_drafter_;  // of a drafter that works on the host
-  int num_kept_steps_ = 0;      // since the drafter has learned from all rows
+  DrafterSource host_drafter_;                           // of a drafter that works on the host
+  std::array<int, StepInputs::kRing> num_samples_ = {};  // enqueued, by entry of the ring
+  int num_kept_steps_ = 0;  // since the drafter has learned from all rows
 };
 
 }  // namespace openspec

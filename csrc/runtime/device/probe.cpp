@@ -2,13 +2,20 @@
 
 #include "runtime/device/probe.h"
 
+#include <algorithm>
+
+#include "model/parts/sum_exchange.h"
+
 namespace openspec {
 
-void DeviceProbe::note_collected(int num_spans, int num_rows, int num_samples) {
-  const int block = config().max_num_logits_rows;
+void DeviceProbe::note_collected(int num_spans, int num_rows, int num_samples, int num_enqueued) {
+  const auto in_last_block = [block = config().max_num_logits_rows](int count) {
+    return count == 0 ? 0 : (count - 1) % block + 1;
+  };
   num_spans_ = num_spans;
   num_rows_ = num_rows;
-  num_logits_ = num_samples == 0 ? 0 : (num_samples - 1) % block + 1;
+  num_logits_ = in_last_block(num_samples);
+  num_shared_ = in_last_block(num_enqueued);
 }
 
 template <typename T>
@@ -17,8 +24,21 @@ std::vector<T> DeviceProbe::download(const T* from, size_t count) const {
 }
 
 std::vector<float> DeviceProbe::logits() const {
-  return download(rank_->arrays().logits,
-                  as_index(num_logits_) * as_index(config().target.vocab_size));
+  const size_t width = as_index(config().target.vocab_size);
+  const auto rows_of = [&](const RankStep& rank, int begin, int end) {
+    return copy_from(Device::kCuda, rank.arrays().logits + as_index(begin) * width,
+                     as_index(end - begin) * width, rank.stream());
+  };
+  if (ranks_.size() == 1 || !are_dealt(num_shared_)) return rows_of(*rank_, 0, num_logits_);
+  std::vector<float> all;
+  for (int number = 0; number < ranks_.size(); ++number) {
+    const RowRange own = ranks_[number].context().exchange->dealt(num_shared_);
+    const int end = std::min(own.first + own.count, num_logits_);
+    if (own.first >= end) break;
+    const std::vector<float> rows = rows_of(ranks_[number], own.first, end);
+    all.insert(all.end(), rows.begin(), rows.end());
+  }
+  return all;
 }
 
 std::vector<float> DeviceProbe::features(int num_captures) const {

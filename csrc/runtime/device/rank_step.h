@@ -61,6 +61,7 @@ class RankStep {
   const StepContext& context() const { return context_; }
   void* stream() const { return stream_.handle(); }
   const DeviceBuffers& arrays() const { return arrays_; }
+  Buffer& memory() { return arrays_.memory(); }
   DeviceMirror& mirror() { return mirror_; }
   DeviceStages& stages() { return stages_; }
   const DeviceStages& stages() const { return stages_; }

@@ -14,10 +14,8 @@ RankTeam::RankTeam(const std::vector<StepContext>& contexts, DeviceExchange* exc
     const auto use = use_device(number);
     ranks_.push_back(std::make_unique<RankStep>(context, inputs, book));
     if (exchange_ == nullptr) continue;
-    const RunnerConfig& config = context.config;
-    exchange_->give_area(
-        number, ranks_.back()->arrays().logits,
-        sizeof(float) * as_index(config.max_num_logits_rows) * as_index(config.target.vocab_size));
+    Buffer& memory = ranks_.back()->memory();
+    exchange_->give_area(number, memory.data(), memory.bytes());
   }
 }
 

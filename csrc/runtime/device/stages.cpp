@@ -6,6 +6,7 @@
 
 #include "kernels/attention/span_attention.h"
 #include "kernels/ops.h"
+#include "model/parts/sum_exchange.h"
 #include "model/targets/target.h"
 #include "runtime/step/kept_learning.h"
 
@@ -194,25 +195,35 @@ void DeviceStages::choose(const RowBatch& rows, int num_samples, const Masks* ma
   for (int first = 0; first < num_samples; first += block) {
     const int count = std::min(block, num_samples - first);
     context_.target.logits(exec_, s.sample_row + first, count, s.logits);
-    ops::choose(exec_, {.rows = rows,
-                        .sample_row = s.sample_row + first,
-                        .score_token = s.score_token + first,
-                        .num_samples = count,
-                        .logits = s.logits,
-                        .vocab_size = context_.config.target.vocab_size,
-                        .drafts = drawn_drafts(),
-                        .row_masks = masks != nullptr ? masks->words : nullptr,
-                        .sample_mask = masks != nullptr ? masks->samples + first : nullptr,
-                        .sampling = arrays_.table.sampling,
-                        .tokens = arrays_.table.tokens,
-                        .tokens_stride = arrays_.table.tokens_stride,
-                        .num_tokens = arrays_.table.num_tokens,
-                        .prompt_len = arrays_.table.prompt_len,
-                        .chosen = s.chosen + first,
-                        .logprob_ids = s.logprob_ids + first * (1 + kMaxLogprobs),
-                        .logprobs = s.logprobs + first * (1 + kMaxLogprobs),
-                        .ranks = s.ranks + first,
-                        .workspace = s.choose_workspace});
+    // Ranks choose for each other where rows are dealt.
+    const RowRange own =
+        context_.exchange != nullptr ? context_.exchange->dealt(count) : RowRange{0, count};
+    ops::choose(exec_, part_of({.rows = rows,
+                                .sample_row = s.sample_row + first,
+                                .score_token = s.score_token + first,
+                                .logits = s.logits,
+                                .vocab_size = context_.config.target.vocab_size,
+                                .drafts = drawn_drafts(),
+                                .row_masks = masks != nullptr ? masks->words : nullptr,
+                                .sample_mask = masks != nullptr ? masks->samples + first : nullptr,
+                                .sampling = arrays_.table.sampling,
+                                .tokens = arrays_.table.tokens,
+                                .tokens_stride = arrays_.table.tokens_stride,
+                                .num_tokens = arrays_.table.num_tokens,
+                                .prompt_len = arrays_.table.prompt_len,
+                                .chosen = s.chosen + first,
+                                .logprob_ids = s.logprob_ids + first * (1 + kMaxLogprobs),
+                                .logprobs = s.logprobs + first * (1 + kMaxLogprobs),
+                                .ranks = s.ranks + first,
+                                .workspace = s.choose_workspace},
+                               own.first, own.count));
+    if (own.count == count) continue;
+    constexpr int kBest = 1 + kMaxLogprobs;
+    const MadeRows results[] = {{s.chosen + first, 1},
+                                {s.ranks + first, 1},
+                                {s.logprob_ids + first * kBest, kBest},
+                                {s.logprobs + first * kBest, kBest}};
+    context_.exchange->share_rows(exec_, results, count);
   }
 }
 
@@ -220,6 +231,7 @@ void DeviceStages::commit(const StepShape& shape) {
   const DeviceArrays& s = arrays_;
   const Proposals drafts = proposals(shape.has_trees, shape.num_spans);
   const RunnerConfig& config = context_.config;
+  ExchangeState* exchange = context_.exchange != nullptr ? context_.exchange->state() : nullptr;
   device::check(commit_rows_cuda({.input = input(),
                                   .table = s.table,
                                   .keeps_rows = shape.keeps_rows,
@@ -250,7 +262,7 @@ void DeviceStages::commit(const StepShape& shape) {
                                   .out_logprob_ids = arrays_.outcome.logprob_ids,
                                   .out_logprobs = arrays_.outcome.logprobs,
                                   .out_ranks = arrays_.outcome.ranks,
-                                  .exchange = context_.exchange,
+                                  .exchange = exchange,
                                   .out_counts = arrays_.outcome.exchange},
                                  exec_.stream),
                 "commit_rows");

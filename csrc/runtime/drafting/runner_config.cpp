@@ -13,7 +13,7 @@ void RunnerConfig::validate() const {
   const int num_ranks = tensor_parallel_size;
   OPENSPEC_CHECK_ARG(num_ranks == 1 || num_ranks == 2 || num_ranks == 4 || num_ranks == 8,
                      "tensor_parallel_size must be 1, 2, 4 or 8, got ", num_ranks);
-  OPENSPEC_CHECK_ARG(num_ranks == 1 || kind.exchange_bytes != nullptr, "targets of the kind ",
+  OPENSPEC_CHECK_ARG(num_ranks == 1 || kind.inbox_floats != nullptr, "targets of the kind ",
                      target.kind, " run on one device: leave tensor_parallel_size at 1");
   for (int rank = 0; rank < num_ranks; ++rank) kind.state_needs(target, {rank, num_ranks});
   const auto positive = [](const char* name, int value) {

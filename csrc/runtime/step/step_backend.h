@@ -16,7 +16,7 @@
 
 namespace openspec {
 
-struct ExchangeState;
+class SumExchange;
 
 /// What a step works on, or one rank's part of it on a device of its own; all of it is the
 /// runner's.
@@ -29,7 +29,7 @@ struct StepContext {
   RecordView records;                      // the target's
   std::function<void(const char* stage)> enter;
   std::function<void(const std::exception&)> report_drafter_failure;
-  ExchangeState* exchange = nullptr;  // of a rank on a device of its own
+  SumExchange* exchange = nullptr;  // of a rank on a device of its own
 };
 
 /// Where accepted drafts of a tree stand among others, moves their KV and records to their places.

@@ -287,7 +287,8 @@ class DeviceCall {
     for (DeviceBuffer* buffer : {&chosen_, &logprob_ids_, &ranks_}) buffer->poison();
     std::memset(logprobs_, 0xff, num_samples_ * kWidth * 4);
   }
-  Outputs download() const {
+  /// `keeps_logits`: they are those of the batch.
+  Outputs download(bool keeps_logits = true) const {
     Outputs outputs(num_samples_);
     outputs.chosen = chosen_.download<int32_t>();  // waits
     outputs.ids = logprob_ids_.download<int32_t>();
@@ -296,6 +297,7 @@ class DeviceCall {
     for (const DeviceBuffer* buffer : {&logits_, &chosen_, &logprob_ids_, &ranks_, &workspace_}) {
       CHECK(buffer->guard_is_whole());
     }
+    if (!keeps_logits) return outputs;
     const std::vector<float> logits = logits_.download<float>();
     CHECK(std::memcmp(logits.data(), logits_before_.data(), logits.size() * 4) == 0);
     return outputs;

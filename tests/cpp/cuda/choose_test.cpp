@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "cuda/choose_calls.h"
+#include "cuda/exchange_testing.h"
 
 using namespace openspec;
 using namespace openspec::testing;
@@ -121,6 +122,68 @@ Ids random_tokens(Rng& rng, int count) {
     id += rng.integer(0, 1) == 0 ? 1 : rng.integer(1, 90);
   }
   return tokens;
+}
+
+/// Ranks that have some columns of the logits each, and are dealt the rows: what every rank then
+/// has of all of them.
+std::vector<Outputs> choose_on_ranks(const Batch& batch, int num_ranks) {
+  const auto n = static_cast<int>(batch.num_samples());
+  const size_t width = static_cast<size_t>(batch.vocab_size);
+  const Ranks ranks(num_ranks, {.slot = 4});
+  const std::vector<device::Stream> streams(static_cast<size_t>(num_ranks));
+  std::vector<std::unique_ptr<DeviceCall>> calls;
+  std::vector<ChooseParams> chosen;
+  ShareColumnsParams columns = {.num_rows = n, .deals_rows = true};
+  ShareRowsParams rows = {.num_rows = n};
+  columns.row_bytes = static_cast<int64_t>(width * sizeof(float));
+  std::vector<InputRange> own;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    calls.push_back(std::make_unique<DeviceCall>(batch));
+    chosen.push_back(calls.back()->upload(batch));
+    const ChooseParams& params = chosen.back();
+    own.push_back({batch.vocab_size / 32 * rank / num_ranks * 32,
+                   batch.vocab_size / 32 * (rank + 1) / num_ranks * 32});
+    std::vector<float> logits(batch.logits.size(), kInfinity);  // which nobody may choose
+    for (size_t at = 0; at < logits.size(); ++at) {
+      const auto column = static_cast<int>(at % width);
+      if (own.back().begin <= column && column < own.back().end) logits[at] = batch.logits[at];
+    }
+    columns.rows[rank] = const_cast<float*>(params.logits);
+    CHECK_CUDA(cudaMemcpy(columns.rows[rank], logits.data(), logits.size() * sizeof(float),
+                          cudaMemcpyHostToDevice));
+    rows.buffers[0].words[rank] = params.chosen;
+    rows.buffers[1].words[rank] = params.ranks;
+    rows.buffers[2].words[rank] = params.logprob_ids;
+    rows.buffers[3].words[rank] = params.logprobs;
+  }
+  rows.buffers[0].row_words = rows.buffers[1].row_words = 1;
+  rows.buffers[2].row_words = rows.buffers[3].row_words = static_cast<int>(kWidth);
+  // Op by op: on one device a rank's next op could take the room of another's, which it awaits.
+  const auto each = [&](const auto& body) {
+    for (int rank = 0; rank < num_ranks; ++rank) body(rank, static_cast<size_t>(rank));
+    CHECK_CUDA(cudaDeviceSynchronize());
+  };
+  each([&](int rank, size_t at) {
+    columns.exchange = &ranks[rank];
+    columns.first_byte = own[at].begin * static_cast<int64_t>(sizeof(float));
+    columns.num_bytes = own[at].size() * static_cast<int64_t>(sizeof(float));
+    CHECK_CUDA(share_columns_cuda(columns, streams[at].handle()));
+  });
+  each([&](int rank, size_t at) {
+    const RowRange dealt = dealt_rows(num_ranks, rank, n);
+    const ChooseParams params = part_of(chosen[at], dealt.first, dealt.count);
+    CHECK_CUDA(choose_cuda(params, streams[at].handle()));
+  });
+  each([&](int rank, size_t at) {
+    rows.exchange = &ranks[rank];
+    CHECK_CUDA(share_rows_cuda(rows, streams[at].handle()));
+  });
+  std::vector<Outputs> outputs;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    CHECK_EQ(ranks.fault(rank), 0u);
+    outputs.push_back(calls[static_cast<size_t>(rank)]->download(/*keeps_logits=*/false));
+  }
+  return outputs;
 }
 
 /// The requests' rows as a drafter's. The lists are to be ignored; who reads them leaves memory.
@@ -312,6 +375,19 @@ TEST(a_choice_depends_on_neither_batch_nor_place) {
       CHECK_EQ(alone.ranks[0], together.ranks[i]);
       CHECK(std::equal(alone.ids.begin(), alone.ids.end(), &together.ids[i * kWidth]));
       CHECK(std::equal(alone.values.begin(), alone.values.end(), &together.values[i * kWidth]));
+    }
+  }
+}
+
+TEST(ranks_choose_the_rows_that_they_are_dealt) {
+  Rng rng(21);
+  for (const int num_ranks : {1, 2, 4, 8}) {
+    const std::vector<Request> requests = random_requests(rng, 4192, 24, 3);
+    const Batch batch = flatten(requests, /*num_samples=*/0, random_padding(rng, 60));
+    CHECK(are_dealt(static_cast<int>(batch.num_samples())));
+    const Outputs expected = choose_on_cpu(batch);
+    for (const Outputs& found : choose_on_ranks(batch, num_ranks)) {
+      check_same(found, expected, "dealt");
     }
   }
 }

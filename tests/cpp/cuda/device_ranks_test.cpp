@@ -27,7 +27,7 @@ namespace {
 const int loads_eagerly = setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 NeedsDevice needs_device;
 
-constexpr int kVocab = 544, kHidden = 320, kLayers = 3;
+constexpr int kVocab = 544, kHidden = 256, kLayers = 3;  // sums of eight parts
 constexpr int kMaxRows = 600, kPageSize = 16, kNumPages = (kMaxRows + kPageSize - 1) / kPageSize;
 const std::vector<int> kCaptures = {0, 2};
 
@@ -65,11 +65,13 @@ class Turns final : public SumExchange {
     meet(exec);
   }
   void give_area(void* data, size_t bytes) override { exchange_.give_area(data, bytes); }
-  void share_columns(const ExecContext& exec, float* rows, int num_rows, Part columns) override {
+  void share_columns(const ExecContext& exec, float* rows, int num_rows, Part columns,
+                     bool deals_rows) override {
     meet(exec);
-    exchange_.share_columns(exec, rows, num_rows, columns);
+    exchange_.share_columns(exec, rows, num_rows, columns, deals_rows);
     meet(exec);
   }
+  RowRange dealt(int num_rows) const override { return exchange_.dealt(num_rows); }
   int num_owned() const { return num_owned_; }
 
  private:
@@ -137,7 +139,11 @@ class Rank {
   }
 
   DeviceBuffer& logits_buffer() { return logits_; }
-  std::vector<uint32_t> logits(int count) const { return first<uint32_t>(logits_, count * kVocab); }
+  std::vector<uint32_t> logits(RowRange rows) const {
+    std::vector<uint32_t> values = first<uint32_t>(logits_, (rows.first + rows.count) * kVocab);
+    values.erase(values.begin(), values.begin() + rows.first * kVocab);
+    return values;
+  }
   std::vector<uint16_t> captured(int count) const {
     return first<uint16_t>(captured_, count * kHidden * static_cast<int>(kCaptures.size()));
   }
@@ -184,6 +190,7 @@ class Ranks {
 
   int size() const { return static_cast<int>(ranks_.size()); }
   const Rank& operator[](int rank) const { return *ranks_[static_cast<size_t>(rank)]; }
+  RowRange dealt(int rank, int num_rows) { return exchange_.rank(rank).dealt(num_rows); }
   int num_owned() const { return turns_.front()->num_owned(); }
 
  private:
@@ -203,7 +210,7 @@ TEST(ranks_have_the_bits_of_one) {
   const TargetSpec spec = small_spec();
   const TargetSetup one = setup_of(spec, 1);
   Rank whole(one, make_target(one));
-  for (const int num_ranks : {2, 4}) {
+  for (const int num_ranks : {2, 4, 8}) {
     Ranks ranks(spec, num_ranks);
     for (const int num_rows : {1, 4, 70, 300, 600, 4}) {
       const std::string what =
@@ -217,7 +224,9 @@ TEST(ranks_have_the_bits_of_one) {
         // Of each layer two rounds, in slices; those of many rows have owners.
         CHECK_EQ(ranks.num_owned() - owned_before, num_rows > 256 ? 2 * kLayers : 0);
         for (int rank = 0; rank < ranks.size(); ++rank) {
-          check(ranks[rank].logits(num_logits) == whole.logits(num_logits), what + ": logits");
+          const RowRange own = ranks.dealt(rank, num_logits);
+          CHECK_EQ(own.count < num_logits, are_dealt(num_logits));
+          check(ranks[rank].logits(own) == whole.logits(own), what + ": logits");
           check(ranks[rank].captured(num_rows) == whole.captured(num_rows), what + ": captured");
         }
       }
@@ -253,7 +262,7 @@ TEST(what_no_area_holds_is_not_shared) {
   DeviceBuffer rows(1024);
   const ExecContext exec = {.device = Device::kCuda};
   const auto share = [&] {
-    exchange.rank(0).share_columns(exec, rows.as<float>(), 1, {0, 32, 64});
+    exchange.rank(0).share_columns(exec, rows.as<float>(), 1, {0, 32, 64}, false);
   };
   CHECK_THROWS(share(), EngineError, "in no area");
   exchange.give_area(0, rows.data(), rows.bytes());

@@ -53,7 +53,7 @@ TEST(ranks_have_the_bits_of_one_device) {
     const bool is_small = shape.num_outputs <= 320;
     for (int num_ranks = 1; num_ranks <= shape.num_splits; num_ranks *= 2) {
       SharedProduct product(shape, num_ranks, kMaxRows);
-      Ranks ranks(num_ranks, product.slot_floats(kMaxRows));
+      Ranks ranks(num_ranks, product.inbox_floats(kMaxRows));
       std::vector<int> counts = {1, 2, 7, 8, 9, 16, 24, 25, 32, 33, 64, 65, 100, 128, 129, 256};
       for (int count = 3; is_small && count < kMaxRows; count += 11) counts.push_back(count);
       for (const int num_rows : counts) {
@@ -74,7 +74,7 @@ TEST(owners_have_the_bits_of_one_device) {
     for (int num_ranks = 2; num_ranks <= shape.num_splits; num_ranks *= 2) {
       for (const bool sends_residuals : {true, false}) {
         SharedProduct product(shape, num_ranks, 1100);
-        Ranks ranks(num_ranks, product.slot_floats(1100));
+        Ranks ranks(num_ranks, product.inbox_floats(1100));
         int period = 0;
         for (const int num_rows : {257, 300, 129, 1100, 509, 513, 200, 64, 128, 100, 256}) {
           const RowOwners owners = product.form(num_rows).owners;
@@ -131,7 +131,7 @@ TEST(every_row_keeps_its_owner) {
 TEST(sums_that_are_no_numbers_are_taken) {
   for (const uint16_t value : {0x7fc0, 0xffff, 0x7f80, 0xff80}) {
     SharedProduct product(product_named("4B o"), 2, 4);
-    Ranks ranks(2, product.slot_floats(4));
+    Ranks ranks(2, product.inbox_floats(4));
     product.set_first_x(value);
     product.run_whole(4, nullptr);
     const double seconds = seconds_of([&] { product.run_ranks(ranks, 4, nullptr); });
@@ -145,10 +145,11 @@ TEST(sums_that_are_no_numbers_are_taken) {
 TEST(recorded_rounds_rotate) {
   const int num_rows = 8;
   SharedProduct product(product_named("tiny o"), 4, num_rows);
-  Ranks ranks(4, product.slot_floats(num_rows));
+  Ranks ranks(4, product.inbox_floats(num_rows));
   const device::Stream stream;
   product.run_ranks(ranks, num_rows, stream.handle());  // what is loaded on first use
   product.run_whole(num_rows, stream.handle());
+  device::synchronize(stream.handle());  // before x changes
   const device::Graph graph(stream.handle(), [&] {
     product.run_ranks(ranks, num_rows, stream.handle());
     product.run_whole(num_rows, stream.handle());
@@ -166,7 +167,7 @@ TEST(recorded_rounds_rotate) {
 TEST(a_rank_waits_for_another) {
   for (const int num_rows : {1, 4, 24, 33}) {
     SharedProduct product(product_named("4B o"), 2, num_rows);
-    Ranks ranks(2, product.slot_floats(num_rows));
+    Ranks ranks(2, product.inbox_floats(num_rows));
     const device::Stream streams[2];
     product.run_ranks(ranks, num_rows, nullptr);  // what is loaded on first use
     product.run_whole(num_rows, nullptr);
@@ -191,7 +192,7 @@ TEST(a_rank_waits_for_another) {
 TEST(a_rank_does_not_wait_forever) {
   const int num_rows = 4;
   SharedProduct product(product_named("4B o"), 2, num_rows);
-  Ranks ranks(2, product.slot_floats(num_rows), 100'000'000);
+  Ranks ranks(2, product.inbox_floats(num_rows), 100'000'000);
   const auto run_rank = [&](int rank) {
     CHECK_CUDA(linear_cuda(product.send_params(ranks[rank], num_rows), nullptr));
     CHECK_CUDA(rms_norm_cuda(product.take_params(ranks[rank], num_rows), nullptr));
@@ -218,7 +219,7 @@ TEST(a_rank_does_not_wait_forever) {
 TEST(exchanges_that_cannot_be_are_refused) {
   const int num_rows = 4;
   SharedProduct product(product_named("tiny o"), 2, num_rows);
-  Ranks ranks(2, product.slot_floats(num_rows));
+  Ranks ranks(2, product.inbox_floats(num_rows));
   const auto refuses_to_send = [&](const auto& change) {
     Exchange exchange = ranks[0];
     LinearParams params = product.send_params(exchange, num_rows);
@@ -228,7 +229,7 @@ TEST(exchanges_that_cannot_be_are_refused) {
   CHECK(refuses_to_send([](Exchange& e, LinearParams&) { e.num_ranks = 9; }));
   CHECK(refuses_to_send([](Exchange& e, LinearParams&) { e.rank = 2; }));
   CHECK(refuses_to_send([](Exchange& e, LinearParams&) { e.fault = nullptr; }));
-  CHECK(refuses_to_send([](Exchange& e, LinearParams&) { e.slot_floats -= 4; }));
+  CHECK(refuses_to_send([](Exchange& e, LinearParams&) { e.floats.slot -= 4; }));
   CHECK(refuses_to_send([](Exchange&, LinearParams& p) { ++p.num_rows; }));
   float sums = 0;
   CHECK(refuses_to_send([&](Exchange&, LinearParams& p) { p.partials = &sums; }));
@@ -239,7 +240,7 @@ TEST(exchanges_that_cannot_be_are_refused) {
     change(exchange, params);
     return rms_norm_cuda(params, nullptr) == static_cast<int>(cudaErrorInvalidValue);
   };
-  CHECK(refuses_to_take([](Exchange& e, RmsNormParams&) { e.slot_floats -= 4; }));
+  CHECK(refuses_to_take([](Exchange& e, RmsNormParams&) { e.floats.slot -= 4; }));
   CHECK(refuses_to_take([](Exchange&, RmsNormParams& p) { p.num_partials = 3; }));
   CHECK(refuses_to_take([](Exchange&, RmsNormParams& p) { p.num_partials = 0; }));
   CHECK(refuses_to_take([](Exchange&, RmsNormParams& p) { p.starts_residual = true; }));
@@ -247,15 +248,36 @@ TEST(exchanges_that_cannot_be_are_refused) {
   CHECK(ranks.are_empty());
 }
 
-// Every rank ends with the columns of all, round after round, and nothing else is touched.
-TEST(columns_are_shared) {
+TEST(every_row_is_dealt_to_one_rank) {
+  for (const int num_ranks : {1, 2, 4, 8}) {
+    for (const int num_rows : {1, 5, 16, 17, 64, 255}) {
+      int next = 0;
+      for (int rank = 0; rank < num_ranks; ++rank) {
+        const RowRange own = dealt_rows(num_ranks, rank, num_rows);
+        CHECK_EQ(own.first, next);
+        next += own.count;
+        for (int row = own.first; row < next; ++row) {
+          CHECK_EQ(rank_of_dealt(num_ranks, row, num_rows), rank);
+        }
+        CHECK_LE(are_dealt(num_rows) ? own.count : num_rows, most_own_rows(num_ranks, num_rows));
+        CHECK_LE(own.count, most_own_rows(num_ranks, 255));
+      }
+      CHECK_EQ(next, num_rows);
+    }
+  }
+}
+
+// Every rank ends with the columns of all, or of the rows that it is dealt, round after round, and
+// nothing else is touched.
+void check_columns_are_shared(bool deals_rows) {
   for (const int num_ranks : {1, 2, 4, 8}) {
     for (const int num_rows : {1, 7, 64}) {
       const size_t width = 4096 + 36, rows = static_cast<size_t>(num_rows);
-      const Ranks ranks(num_ranks, 4);
+      const Ranks ranks(num_ranks, {.slot = 4});
       const std::vector<device::Stream> streams(static_cast<size_t>(num_ranks));
       std::vector<std::unique_ptr<DeviceBuffer>> buffers;
       ShareColumnsParams params = {.num_rows = num_rows,
+                                   .deals_rows = deals_rows,
                                    .row_bytes = static_cast<int64_t>(width * sizeof(float))};
       for (int rank = 0; rank < num_ranks; ++rank) {
         buffers.push_back(std::make_unique<DeviceBuffer>(rows * width * sizeof(float)));
@@ -264,6 +286,7 @@ TEST(columns_are_shared) {
       for (uint64_t round = 0; round < 3; ++round) {
         const std::vector<float> expected = Rng(round + 1).normals(rows * width);
         std::vector<ShareColumnsParams> of_ranks;
+        std::vector<std::vector<float>> ends;
         for (int rank = 0; rank < num_ranks; ++rank) {
           const size_t first =
               width / 4 * static_cast<size_t>(rank) / static_cast<size_t>(num_ranks) * 4;
@@ -274,6 +297,12 @@ TEST(columns_are_shared) {
             for (size_t i = first; i < last; ++i) own[row * width + i] = expected[row * width + i];
           }
           buffers[static_cast<size_t>(rank)]->upload(own);
+          const RowRange dealt =
+              deals_rows ? dealt_rows(num_ranks, rank, num_rows) : RowRange{0, num_rows};
+          const auto begin = static_cast<ptrdiff_t>(static_cast<size_t>(dealt.first) * width);
+          const auto count = static_cast<ptrdiff_t>(static_cast<size_t>(dealt.count) * width);
+          std::copy_n(expected.begin() + begin, count, own.begin() + begin);
+          ends.push_back(own);
           params.exchange = &ranks[rank];
           params.first_byte = static_cast<int64_t>(first * sizeof(float));
           params.num_bytes = static_cast<int64_t>((last - first) * sizeof(float));
@@ -283,9 +312,9 @@ TEST(columns_are_shared) {
         for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
           CHECK_CUDA(share_columns_cuda(of_ranks[rank], streams[rank].handle()));
         }
-        for (const std::unique_ptr<DeviceBuffer>& buffer : buffers) {
-          CHECK(buffer->download<float>() == expected);
-          CHECK(buffer->guard_is_whole());
+        for (size_t rank = 0; rank < ends.size(); ++rank) {
+          CHECK(buffers[rank]->download<float>() == ends[rank]);
+          CHECK(buffers[rank]->guard_is_whole());
         }
         for (int rank = 0; rank < num_ranks; ++rank) CHECK_EQ(ranks.fault(rank), 0u);
       }
@@ -293,8 +322,11 @@ TEST(columns_are_shared) {
   }
 }
 
+TEST(columns_are_shared) { check_columns_are_shared(/*deals_rows=*/false); }
+TEST(columns_of_dealt_rows_go_to_their_ranks) { check_columns_are_shared(/*deals_rows=*/true); }
+
 TEST(columns_are_not_awaited_forever) {
-  const Ranks ranks(2, 4, 50'000'000);
+  const Ranks ranks(2, {.slot = 4}, 50'000'000);
   const DeviceBuffer rows(1024);
   ShareColumnsParams params = {.exchange = &ranks[0], .rows = {rows.data(), rows.data()}};
   params.num_rows = 1;

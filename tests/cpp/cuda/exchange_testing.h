@@ -19,12 +19,12 @@ namespace openspec::testing {
 /// The memory of each rank and its view of all.
 class Ranks {
  public:
-  Ranks(int num_ranks, int64_t slot_floats, uint64_t deadline_ns = 10'000'000'000)
+  Ranks(int num_ranks, const InboxFloats& floats, uint64_t deadline_ns = 10'000'000'000)
       : faults_(static_cast<size_t>(num_ranks) * sizeof(uint32_t)) {
-    Exchange view = {.num_ranks = num_ranks, .slot_floats = slot_floats};
+    Exchange view = {.num_ranks = num_ranks, .floats = floats};
     view.deadline_ns = deadline_ns;
     for (int rank = 0; rank < num_ranks; ++rank) {
-      memory_.push_back(std::make_unique<DeviceBuffer>(exchange_bytes(slot_floats)));
+      memory_.push_back(std::make_unique<DeviceBuffer>(exchange_bytes(floats)));
       view.memory[rank] = memory_.back()->as<std::byte>();
     }
     for (view.rank = 0; view.rank < num_ranks; ++view.rank) {
@@ -42,11 +42,11 @@ class Ranks {
     CHECK_CUDA(cudaDeviceSynchronize());
   }
   uint32_t fault(int rank) const { return faults_.download<uint32_t>()[static_cast<size_t>(rank)]; }
-  /// Whether all that was sent is taken, and nothing is written behind a rank's memory.
+  /// Whether all slots are empty, and nothing is written behind a rank's memory.
   bool are_empty() const {
     for (const std::unique_ptr<DeviceBuffer>& memory : memory_) {
       const std::vector<uint8_t> bytes = memory->download<uint8_t>();
-      const auto end = bytes.end() - static_cast<ptrdiff_t>(sizeof(ExchangeState));
+      const auto end = bytes.begin() + kInboxSlots * views_.front().floats.slot * ptrdiff_t{4};
       if (!std::all_of(bytes.begin(), end, [](uint8_t byte) { return byte == 0xff; })) return false;
       if (!memory->guard_is_whole()) return false;
     }
@@ -84,8 +84,8 @@ class SharedProduct {
   const Shape& shape() const { return whole_.shape(); }
   int num_ranks() const { return static_cast<int>(shards_.size()); }
   /// For rounds of up to so many rows.
-  int64_t slot_floats(int max_rows) const {
-    return openspec::slot_floats(num_ranks(), shape().num_splits, max_rows, shape().num_outputs);
+  InboxFloats inbox_floats(int max_rows) const {
+    return openspec::inbox_floats(num_ranks(), shape().num_splits, max_rows, shape().num_outputs);
   }
   RoundForm form(int num_rows) const {
     return round_form(num_ranks(), shape().num_splits, num_rows, shape().num_outputs);

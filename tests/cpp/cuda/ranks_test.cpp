@@ -1,5 +1,6 @@
-// The whole step on two GPUs that share the target: the text, the log-probabilities and the logits
-// are those of one GPU, bit for bit, on both; and what one of them cannot do ends the engine.
+// The whole step on two GPUs that share the target, and on four where there are so many: the text,
+// the log-probabilities and the logits are those of one GPU, bit for bit, on all; and what one of
+// them cannot do ends the engine.
 
 #include <chrono>
 #include <cstdlib>
@@ -22,22 +23,25 @@ using testing::Schedule;
 
 namespace {
 
-constexpr int kRanks = 2;
-
 // Before CUDA is used: a kernel that is loaded late would wait for one that waits for it.
 const int loads_eagerly = setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 testing::NeedsDevice needs_device;
 /// On one device a kernel that waits for the other rank may keep what that rank's kernel needs.
-const bool has_two = [] {
-  if (device::count() >= kRanks) return true;
+const std::vector<int> rank_counts = [] {
+  const int num_devices = device::count();
+  if (num_devices >= 4) return std::vector<int>{2, 4};
+  if (num_devices >= 2) return std::vector<int>{2};
   std::printf("skipped: one CUDA device\n");
   std::exit(77);
 }();
 
-RunnerConfig shared(RunnerConfig config) {
-  config.tensor_parallel_size = kRanks;
+RunnerConfig shared(RunnerConfig config, int num_ranks = 2) {
+  config.tensor_parallel_size = num_ranks;
   return config;
 }
+
+/// The stage of the last rank.
+std::string last_of(int num_ranks) { return "rank " + std::to_string(num_ranks - 1); }
 
 DeviceStep& device_step(Runner& runner) { return dynamic_cast<DeviceStep&>(runner.backend()); }
 
@@ -49,7 +53,7 @@ void check_outcomes(Runner& runner, const StepLease& lease) {
       static_cast<size_t>(lease.ring_index) * static_cast<size_t>(config.max_num_seqs);
   const size_t most = 1 + most_drafts(config);
   const StepOutcomeArrays& expected = ranks.first().arrays().outcome;
-  CHECK_EQ(ranks.size(), kRanks);
+  CHECK_EQ(ranks.size(), config.tensor_parallel_size);
   for (int rank = 1; rank < ranks.size(); ++rank) {
     const StepOutcomeArrays& found = ranks[rank].arrays().outcome;
     CHECK(found.outcomes != expected.outcomes);
@@ -101,21 +105,23 @@ Bits bits_of(const std::vector<float>& values) {
 }  // namespace
 
 TEST(texts_are_those_of_one_device) {
-  CHECK(has_two && loads_eagerly == 0);
+  CHECK_EQ(loads_eagerly, 0);
   const std::vector<Job> jobs = testing::mixed_device_jobs();
   for (const std::string& method : testing::methods()) {
     RunnerConfig config = config_of(method);
     config.adaptive = false;
     const Schedule schedule{.chunk = 64, .max_drafts = config.max_draft_tokens};
     const std::vector<Output> expected = on_one(config, jobs, schedule);
-    const auto runner = make_runner(shared(config));
-    CHECK_EQ(runner->num_steps_ahead(), 1);
-    for (const int chunk : {64, 5}) {
-      Schedule other = schedule;
-      other.chunk = chunk;
-      check_same(run_alike(*runner, jobs, other), expected);
+    for (const int num_ranks : rank_counts) {
+      const auto runner = make_runner(shared(config, num_ranks));
+      CHECK_EQ(runner->num_steps_ahead(), 1);
+      for (const int chunk : {64, 5}) {
+        Schedule other = schedule;
+        other.chunk = chunk;
+        check_same(run_alike(*runner, jobs, other), expected);
+      }
+      CHECK_GT(runner->prefixes().num_found(), 0);
     }
-    CHECK_GT(runner->prefixes().num_found(), 0);
   }
 }
 
@@ -125,9 +131,11 @@ TEST(planned_steps_have_the_text_of_one_device) {
     const RunnerConfig config = config_of(method);
     const Schedule schedule{.chunk = 64, .max_drafts = config.max_draft_tokens};
     const std::vector<Output> expected = on_one(config, jobs, schedule);
-    const auto runner = make_runner(shared(config));
-    CHECK(!runner->measure_step_times(0.5).empty());
-    check_same(run_alike(*runner, jobs, schedule), expected);
+    for (const int num_ranks : rank_counts) {
+      const auto runner = make_runner(shared(config, num_ranks));
+      CHECK(!runner->measure_step_times(0.5).empty());
+      check_same(run_alike(*runner, jobs, schedule), expected);
+    }
   }
 }
 
@@ -169,23 +177,25 @@ TEST(removal_and_abandoned_steps_change_nothing) {
 // Rows of all ranks, rows that have owners, and slices of these.
 TEST(prompts_have_the_logits_of_one_device_on_all) {
   const auto whole = make_runner(long_config());
-  const auto runner = make_runner(shared(long_config()));
-  for (Runner* each : {whole.get(), runner.get()}) each->set_capture({0, 2});
-  DeviceProbe& probe = device_step(*runner).probe();
-  for (const int length : {1, 7, 100, 256, 300, 512, 513, 1100}) {
-    const testing::Ids prompt = random_prompt(length, length, kVocab);
-    run_prompt(*whole, prompt);
-    const Bits expected = bits_of(whole->backend().last_logits());
-    const Bits captured = bits_of(whole->backend().last_features());
-    CHECK(!expected.empty() && !captured.empty());
-    run_prompt(*runner, prompt);
-    for (int rank = 0; rank < kRanks; ++rank) {
-      probe.look_at(device_step(*runner).ranks()[rank]);
-      CHECK(bits_of(runner->backend().last_logits()) == expected);
-      CHECK(bits_of(runner->backend().last_features()) == captured);
-    }
-    for (Runner* each : {whole.get(), runner.get()}) {
-      for (const int slot : each->table().slots_in_use()) each->remove_sequence(slot);
+  for (const int num_ranks : rank_counts) {
+    const auto runner = make_runner(shared(long_config(), num_ranks));
+    for (Runner* each : {whole.get(), runner.get()}) each->set_capture({0, 2});
+    DeviceProbe& probe = device_step(*runner).probe();
+    for (const int length : {1, 7, 100, 256, 300, 512, 513, 1100}) {
+      const testing::Ids prompt = random_prompt(length, length, kVocab);
+      run_prompt(*whole, prompt);
+      const Bits expected = bits_of(whole->backend().last_logits());
+      const Bits captured = bits_of(whole->backend().last_features());
+      CHECK(!expected.empty() && !captured.empty());
+      run_prompt(*runner, prompt);
+      for (int rank = 0; rank < num_ranks; ++rank) {
+        probe.look_at(device_step(*runner).ranks()[rank]);
+        CHECK(bits_of(runner->backend().last_logits()) == expected);
+        CHECK(bits_of(runner->backend().last_features()) == captured);
+      }
+      for (Runner* each : {whole.get(), runner.get()}) {
+        for (const int slot : each->table().slots_in_use()) each->remove_sequence(slot);
+      }
     }
   }
 }
@@ -203,13 +213,16 @@ TEST(long_prompts_have_the_text_of_one_device) {
   RunnerConfig config = long_config();
   config.method = "ngram";
   config.adaptive = false;
-  check_same(run_alike(*make_runner(shared(config)), jobs, schedule),
-             on_one(config, jobs, schedule));
+  const std::vector<Output> expected = on_one(config, jobs, schedule);
+  for (const int num_ranks : rank_counts) {
+    check_same(run_alike(*make_runner(shared(config, num_ranks)), jobs, schedule), expected);
+  }
 }
 
 TEST(a_rank_that_fails_ends_the_engine) {
-  for (const std::string failing : {"rank 0", "rank 1"}) {
-    const auto runner = make_runner(shared(testing::small_device_config()));
+  const int num_ranks = rank_counts.back();
+  for (const std::string& failing : {std::string("rank 0"), last_of(num_ranks)}) {
+    const auto runner = make_runner(shared(testing::small_device_config(), num_ranks));
     run_prompt(*runner, random_prompt(1, 20, kVocab));
     runner->set_stage_hook([&](const char* stage) {
       if (stage == failing) throw std::runtime_error("broken");
@@ -223,7 +236,9 @@ TEST(a_rank_that_fails_ends_the_engine) {
 }
 
 TEST(a_call_that_fails_ends_the_engine_or_the_request) {
-  const auto start = [] { return make_runner(shared(testing::small_device_config())); };
+  const auto start = [] {
+    return make_runner(shared(testing::small_device_config(), rank_counts.back()));
+  };
   const auto runner = start();
   device::fail_check(0);
   run_prompt(*runner, random_prompt(1, 20, kVocab));
@@ -239,8 +254,9 @@ TEST(a_call_that_fails_ends_the_engine_or_the_request) {
 }
 
 TEST(a_rank_that_is_late_ends_the_engine_in_time) {
-  for (const std::string late : {"rank 0", "rank 1"}) {
-    RunnerConfig config = shared(testing::small_device_config());
+  const int num_ranks = rank_counts.back();
+  for (const std::string& late : {std::string("rank 0"), last_of(num_ranks)}) {
+    RunnerConfig config = shared(testing::small_device_config(), num_ranks);
     config.exchange_deadline_s = 0.2;
     const auto runner = make_runner(config);
     run_prompt(*runner, random_prompt(1, 20, kVocab));
@@ -265,13 +281,14 @@ TEST(steps_count_rounds_and_waits) {
   run_prompt(*whole, random_prompt(1, 20, kVocab));
   CHECK(whole->stats().exchange.empty());
 
-  const auto runner = make_runner(shared(config));
+  const int num_ranks = rank_counts.back();
+  const auto runner = make_runner(shared(config, num_ranks));
   runner->measure_step_times(0.05);
   const auto step = [&](int seed) {
     const std::vector<ExchangeCounts> before = runner->stats().exchange;
     run_prompt(*runner, random_prompt(seed, 20, kVocab));
     std::vector<ExchangeCounts> counts = runner->stats().exchange;
-    CHECK_EQ(counts.size(), static_cast<size_t>(kRanks));
+    CHECK_EQ(counts.size(), static_cast<size_t>(num_ranks));
     for (size_t rank = 0; rank < before.size(); ++rank) {
       counts[rank].num_rounds -= before[rank].num_rounds;
       counts[rank].wait_ns -= before[rank].wait_ns;
@@ -279,19 +296,19 @@ TEST(steps_count_rounds_and_waits) {
     return counts;
   };
   const auto delay_ns = static_cast<uint64_t>(std::chrono::nanoseconds(kDelay).count());
-  for (const int late : {0, 1}) {
+  for (const int late : {0, num_ranks - 1}) {
     runner->set_stage_hook(nullptr);
     step(2);
     runner->set_stage_hook([&](const char* stage) {
       if (stage == "rank " + std::to_string(late)) std::this_thread::sleep_for(kDelay);
     });
     const std::vector<ExchangeCounts> counts = step(3);
-    for (const ExchangeCounts& rank : counts) {
-      CHECK_EQ(rank.num_rounds, static_cast<uint64_t>(2 * config.target.num_layers()));
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      const auto [num_rounds, wait_ns] = counts[static_cast<size_t>(rank)];
+      CHECK_EQ(num_rounds, static_cast<uint64_t>(2 * config.target.num_layers()));
+      CHECK_EQ(wait_ns > delay_ns / 2, rank != late);
+      CHECK_LT(wait_ns, 10 * delay_ns);
     }
-    CHECK_GT(counts[static_cast<size_t>(1 - late)].wait_ns, delay_ns / 2);
-    CHECK_LT(counts[static_cast<size_t>(1 - late)].wait_ns, 10 * delay_ns);
-    CHECK_LT(counts[static_cast<size_t>(late)].wait_ns, delay_ns / 2);
   }
 }
 

@@ -86,8 +86,8 @@ template <typename Complete>
 void run_linear(const Matrix& matrix, Buffer& x, int first_row, int num_rows, int num_threads,
                 const Complete& complete) {
   ThreadPool pool(num_threads);
-  std::vector<float> workspace = poisoned_floats(
-      linear_workspace_bytes_cpu(num_rows, matrix.num_inputs, x.dtype(), matrix.view.layout));
+  std::vector<float> workspace =
+      poisoned_floats(linear_workspace_bytes_cpu(num_rows, matrix.num_inputs, matrix.view.layout));
   LinearParams params;
   params.weight = matrix.view;
   params.x = static_cast<char*>(x.data()) +

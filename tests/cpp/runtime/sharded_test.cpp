@@ -117,8 +117,7 @@ const TargetRegistration failing_registration(
      .scratch_bytes = [](const TargetSetup& setup) { return dense_kind().scratch_bytes(setup); },
      .state_needs = [](const TargetSpec& spec,
                        TpRank rank) { return dense_kind().state_needs(spec, rank); },
-     .exchange_bytes =
-         [](const TargetSetup& setup) { return dense_kind().exchange_bytes(setup); }});
+     .inbox_floats = [](const TargetSetup& setup) { return dense_kind().inbox_floats(setup); }});
 
 const TargetRegistration lonely_registration("lonely", {});
 
@@ -328,20 +327,20 @@ TEST(inboxes_on_cuda_hold_a_round_and_have_a_limit) {
                                    .limits = {.max_rows = max_rows},
                                    .rank = {.size = num_ranks}});
   };
-  const auto expected = [](size_t sums) {
-    return kInboxSlots * sums * 8192 * sizeof(float) + sizeof(ExchangeState);
+  const auto expected = [](int64_t rows, int64_t owned) {
+    return exchange_bytes({.slot = 8 * rows * 8192, .owned = owned * 8192});
   };
   CHECK_EQ(bytes(8192, 1, 2048), size_t{0});
-  CHECK_EQ(bytes(8192, 2, 4), expected(8 * 4));
-  CHECK_EQ(bytes(8192, 2, 32), expected(8 * 32));
+  CHECK_EQ(bytes(8192, 2, 4), expected(4, 0));
+  CHECK_EQ(bytes(8192, 2, 32), expected(32, 0));
   // The other of two ranks gets its own four sums and one of the first rank's, of four rows in
   // five.
-  CHECK_EQ(bytes(8192, 2, 256), expected(5 * 204));
-  CHECK_EQ(bytes(8192, 2, 2048), expected(5 * 409));
-  CHECK_EQ(bytes(8192, 4, 2048), expected(7 * 256));
-  for (const int max_rows : {32, 64, 256}) CHECK_EQ(bytes(8192, 8, max_rows), expected(8 * 32));
-  CHECK_EQ(bytes(8192, 8, 2048), expected(8 * 256));
-  CHECK_THROWS(bytes(16384, 2, 2048), ArgumentError, "would take 383 MiB of each, more than 256");
+  CHECK_EQ(bytes(8192, 2, 256), expected(32, 5 * 204));
+  CHECK_EQ(bytes(8192, 2, 2048), expected(32, 5 * 819));
+  CHECK_EQ(bytes(8192, 4, 2048), expected(32, 7 * 512));
+  CHECK_EQ(bytes(8192, 8, 256), expected(32, 8 * 32));
+  CHECK_EQ(bytes(8192, 8, 2048), expected(32, 8 * 256));
+  CHECK_THROWS(bytes(32768, 2, 2048), ArgumentError, "would take 351 MiB of each, more than 256");
 }
 
 TEST(a_rank_has_its_part_of_the_memory) {
@@ -350,6 +349,16 @@ TEST(a_rank_has_its_part_of_the_memory) {
     const MemoryPlan plan = plan_memory(config_of(num_ranks, 8));
     CHECK_EQ(plan.page_bytes * static_cast<size_t>(num_ranks), whole.page_bytes);
     CHECK_LT(plan.weight_bytes, whole.weight_bytes);
+    const RunnerConfig config = config_of(num_ranks, 8);
+    const auto bytes_of = [&](int rank) {
+      const TargetSetup setup = {.spec = config.target, .limits = {}, .rank = {.size = num_ranks}};
+      return dense_kind().weight_bytes(setup_of_rank(setup, rank));
+    };
+    size_t most = 0;
+    for (int rank = 0; rank < num_ranks; ++rank) most = std::max(most, bytes_of(rank));
+    CHECK_EQ(plan.weight_bytes, most);
+    // Of ten units of inputs the fourth of eight ranks has two, the first one.
+    if (num_ranks == 8) CHECK_LT(bytes_of(0), most);
     // Ranks have a KV head in common.
     CHECK_EQ(plan_memory(config_of(num_ranks, 1)).page_bytes,
              plan_memory(config_of(1, 1)).page_bytes);
