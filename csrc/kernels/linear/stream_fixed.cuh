@@ -121,23 +121,29 @@ __device__ __forceinline__ void fill_record_slot(uint32_t record, int slot, cons
       from + begin * Ring::kStepBytes, (Ring::slot_end(slot) - begin) * Ring::kStepBytes, lane);
 }
 
-/// Starts to fill a record for the first time. kInTurn: slot after slot, each when the one before
-/// is there. That is as fast, for a slot of every warp occupies the memory, and it lets pass what
-/// the kernels before still read and write: all of a ring at once would hold them up until it is
-/// full.
-template <typename Ring, bool kInTurn>
-__device__ __forceinline__ void fill_first_record(uint32_t ring, int record, const uint8_t* from,
-                                                  int lane) {
-  const uint32_t to = ring + record * Ring::kRecordBytes;
+/// Starts to fill a ring with the first units. Of e4m3 slot after slot, each when the one before is
+/// there. That is as fast, for a slot of every warp occupies the memory, and it lets pass what the
+/// kernels before still read and write: all of a ring at once would hold them up until it is full.
+template <typename Ring, WeightForm kForm, int kRecords>
+__device__ __forceinline__ void fill_ring(uint32_t ring, const int (&units)[kRecords + 1],
+                                          int num_units, const uint8_t* first_weights,
+                                          int64_t unit_bytes, int lane) {
+  uint32_t on_its_way = 0;  // the barrier of that slot
 #pragma unroll
-  for (int slot = 0; slot < Ring::kSlots; ++slot) {
-    if (kInTurn && (record > 0 || slot > 0)) {
-      wait_for_slot(slot > 0 ? to + Ring::barrier(slot - 1)
-                             : to - Ring::kRecordBytes + Ring::barrier(Ring::kSlots - 1),
-                    0);
+  for (int i = 0; i < kRecords; ++i) {
+    if (units[i] >= num_units) return;
+    const uint32_t record = ring + i * Ring::kRecordBytes;
+#pragma unroll
+    for (int slot = 0; slot < Ring::kSlots; ++slot) {
+      if (is_e4m3(kForm) && i + slot > 0) wait_for_slot(on_its_way, 0);
+      fill_record_slot<Ring>(record, slot, first_weights + units[i] * unit_bytes, lane);
+      on_its_way = record + Ring::barrier(slot);
     }
-    fill_record_slot<Ring>(to, slot, from, lane);
   }
+  if (!is_e4m3(kForm) || units[kRecords] >= num_units) return;
+  // That is sooner than the kernel before is done: half of a chain more, to the cache.
+  wait_for_slot(on_its_way, 0);
+  prefetch_weights<false>(first_weights + units[kRecords] * unit_bytes, Ring::kPartBytes / 2, lane);
 }
 
 /// On to the ring's next record, whose slots wait for phases of `parity`.
@@ -236,16 +242,21 @@ class UnitScales {
   float scale_, next_scale_;
 };
 
-/// Multiplies a slot of a record, whose steps come `part_step` steps into the chain.
+/// Waits for slots [first, last] of a record, whose steps come `part_step` steps into the chain,
+/// multiplies them, and is done with them.
 template <typename Ring, WeightForm kForm, int kTiles, int kSteps>
-__device__ __forceinline__ void multiply_slot(
+__device__ __forceinline__ void multiply_slots(
     ChainSums<kForm, kTiles>& sums, const RegisterActivations<kTiles, kSteps>& activations,
-    UnitScales<kForm, kSteps>& scales, uint32_t record, int slot, int part_step, int lane) {
-  const int begin = Ring::slot_begin(slot), end = Ring::slot_end(slot);
+    UnitScales<kForm, kSteps>& scales, uint32_t record, uint32_t parity, int first, int last,
+    int part_step, int lane) {
 #pragma unroll
-  for (int i = 0; i < Ring::kSlotSteps; ++i) {
-    const int step = begin + i;
-    if (step >= end) break;
+  for (int slot = first; slot <= last; ++slot) {
+    wait_for_slot(record + Ring::barrier(slot), parity);
+  }
+#pragma unroll
+  for (int i = 0; i < Ring::kGroup * Ring::kSlotSteps; ++i) {
+    const int step = Ring::slot_begin(first) + i;
+    if (step >= Ring::slot_end(last)) break;
     uint32_t weights[4], x[kTiles][2];
     load_weights<kForm>(weights, record, step, lane);
     activations.get(part_step + step, x);
@@ -255,6 +266,7 @@ __device__ __forceinline__ void multiply_slot(
     }
     scales.end_step(sums, part_step + step);
   }
+  __syncwarp();
 }
 
 /// A unit on its way from the chains' sums to memory. A thread stores some of its chain's sums,
@@ -371,19 +383,7 @@ __global__ void __maxnreg__(fixed_registers(kForm, kTiles, kSteps))
   const int64_t unit_bytes = int64_t{weight.num_inputs / kLinearStep} * Ring::kStepBytes;
   const uint8_t* const first_weights =
       static_cast<const uint8_t*>(weight.data) + int64_t{first_step} * Ring::kStepBytes;
-  const uint8_t* next = nullptr;  // what goes into a record next
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    if (units[i] >= num_units) break;
-    next = first_weights + units[i] * unit_bytes;
-    fill_first_record<Ring, is_e4m3(kForm)>(ring, i, next, lane);
-  }
-  if (is_e4m3(kForm) && units[kAhead] < num_units) {
-    // The ring is full sooner than the kernel before is done: half of a chain more to the cache.
-    wait_for_slot(ring + (kRecords - 1) * Ring::kRecordBytes + Ring::barrier(Ring::kSlots - 1), 0);
-    prefetch_weights<false>(first_weights + units[kAhead] * unit_bytes,
-                            kSteps / 2 * Ring::kStepBytes, lane);
-  }
+  fill_ring<Ring, kForm, kRecords>(ring, units, num_units, first_weights, unit_bytes, lane);
 
   const UnitSums<Sums, kHasBias> unit_sums(params, geometry.row_stride,
                                            geometry.splits.begin + split, sums, own_sums, lane);
@@ -401,7 +401,8 @@ __global__ void __maxnreg__(fixed_registers(kForm, kTiles, kSteps))
   constexpr int kPrefetched =
       Ring::slot_end(kIsLonger && Ring::kSlots > 1 ? 1 : 0) * Ring::kStepBytes;
   if (Ring::kParts > 1) {
-    prefetch_weights<kIsLonger>(next + Ring::kPartBytes, kPrefetched, lane);
+    prefetch_weights<kIsLonger>(first_weights + units[0] * unit_bytes + Ring::kPartBytes,
+                                kPrefetched, lane);
   } else if (!is_e4m3(kForm) && units[kAhead] < num_units) {
     prefetch_weights<kIsLonger>(first_weights + units[kAhead] * unit_bytes, kPrefetched, lane);
   }
@@ -425,9 +426,10 @@ __global__ void __maxnreg__(fixed_registers(kForm, kTiles, kSteps))
     for (int part = 0; part < Ring::kParts; ++part) {
       const bool refills = part + 1 < Ring::kParts || has_next;
       // The next part comes while this one is multiplied; after the last, the next unit.
-      next = part + 1 < Ring::kParts
-                 ? first_weights + units[0] * unit_bytes + (part + 1) * Ring::kPartBytes
-                 : first_weights + units[kAhead] * unit_bytes;
+      const uint8_t* const next =
+          part + 1 < Ring::kParts
+              ? first_weights + units[0] * unit_bytes + (part + 1) * Ring::kPartBytes
+              : first_weights + units[kAhead] * unit_bytes;
 #pragma unroll
       for (int first = 0; first < Ring::kSlots; first += Ring::kGroup) {
         const int part_step = part * Ring::kPartSteps;
@@ -436,15 +438,8 @@ __global__ void __maxnreg__(fixed_registers(kForm, kTiles, kSteps))
           activations.turn(part_step + Ring::slot_begin(first), part_step + Ring::slot_end(last),
                            own_sums, lane);
         }
-#pragma unroll
-        for (int slot = first; slot <= last; ++slot) {
-          wait_for_slot(record + Ring::barrier(slot), parity);
-        }
-#pragma unroll
-        for (int slot = first; slot <= last; ++slot) {
-          multiply_slot<Ring>(chain_sums, activations, scales, record, slot, part_step, lane);
-        }
-        __syncwarp();  // every lane is done with the slots
+        multiply_slots<Ring>(chain_sums, activations, scales, record, parity, first, last,
+                             part_step, lane);
 #pragma unroll
         for (int slot = first; slot <= last; ++slot) {
           if (refills) fill_record_slot<Ring>(record, slot, next, lane);

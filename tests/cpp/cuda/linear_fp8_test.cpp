@@ -437,12 +437,10 @@ TEST(ranks_send_the_sums_of_the_whole) {
             params.num_rows = num_rows;
             params.dtype = DType::kBF16;
             params.exchange = &ranks[rank];
-            if (by == By::kStream) {
-              params.partials = reinterpret_cast<float*>(ranks[rank].memory[rank]);
-              CHECK_CUDA(cuda::linear_stream(params, nullptr));
-            } else {
-              CHECK_CUDA(linear_cuda(params, nullptr));
-            }
+            const bool streams = by == By::kStream;
+            if (streams) params.partials = reinterpret_cast<float*>(ranks[rank].memory[rank]);
+            CHECK_CUDA(streams ? cuda::linear_stream(params, nullptr)
+                               : linear_cuda(params, nullptr));
             CHECK_CUDA(cudaDeviceSynchronize());
           }
           for (int rank = 0; rank < 2; ++rank) {
