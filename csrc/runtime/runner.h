@@ -92,11 +92,11 @@ class Runner {
   int num_pages() const { return sequences_.pool().num_pages(); }
   int num_free_pages() const { return sequences_.pool().num_available(); }
   int num_free_slots() const { return table_.num_free_slots(); }
-  /// Pages that `num_rows` more rows would take from the pool.
   /// Where a chunk of the slot's prompt should end, see PrefixCache; 0: nowhere.
   int wanted_end(int slot) const { return sequences_.prefixes().wanted_end(slot); }
   /// Pages that a sequence's running state takes besides those of its tokens.
   int num_base_pages() const { return sequences_.bases().num_pages(); }
+  /// Pages that `num_rows` more rows would take from the pool.
   int num_pages_needed(int slot, int num_rows) const {
     return sequences_.num_pages_needed(slot, num_rows);
   }

@@ -231,18 +231,20 @@ class Fold {
 /// Where a head of a span finds what it reads, and leaves what it makes.
 struct HeadPlace {
   const DeltaNetParams& params;
-  int span, slot, head, k_head;
-  int first_row, begin, end;  // of the span; positions
+  int slot, head, k_head;
+  int first_row, begin, end;      // of the span; positions
+  int folded_read, folded_write;  // blocks in the state before and after
 
   __device__ __forceinline__ HeadPlace(const DeltaNetParams& params, int span, int head)
       : params(params),
-        span(span),
         slot(params.rows.span_seq[span]),
         head(head),
         k_head(head / (params.shape.num_v_heads / params.shape.num_k_heads)),
         first_row(params.rows.span_begin[span]),
         begin(params.rows.span_kv_len[span]),
-        end(begin + params.rows.span_begin[span + 1] - first_row) {}
+        end(begin + params.rows.span_begin[span + 1] - first_row),
+        folded_read(params.folded_read[span]),
+        folded_write(params.folded_write[span]) {}
 
   __device__ __forceinline__ int num_rows() const { return end - begin; }
   __device__ __forceinline__ int64_t row_at(int position) const {
@@ -251,16 +253,16 @@ struct HeadPlace {
   __device__ __forceinline__ std::byte* record(int position) const {
     return params.records.at(slot, position) + params.record_offset;
   }
-  __device__ __forceinline__ const uint16_t* key(int position) const {
-    return reinterpret_cast<const uint16_t*>(record(position)) + k_head * kDim;
+  /// The head's parts of a record.
+  __device__ __forceinline__ const uint16_t* key(const std::byte* record) const {
+    return reinterpret_cast<const uint16_t*>(record) + k_head * kDim;
   }
-  __device__ __forceinline__ uint16_t* delta(int position) const {
-    return reinterpret_cast<uint16_t*>(record(position) + params.shape.delta_offset(DType::kBF16)) +
+  __device__ __forceinline__ uint16_t* delta(std::byte* record) const {
+    return reinterpret_cast<uint16_t*>(record + params.shape.delta_offset(DType::kBF16)) +
            head * kDim;
   }
-  __device__ __forceinline__ float2* sums(int position) const {
-    return reinterpret_cast<float2*>(record(position) + params.shape.sums_offset(DType::kBF16)) +
-           head;
+  __device__ __forceinline__ float2* sums(std::byte* record) const {
+    return reinterpret_cast<float2*>(record + params.shape.sums_offset(DType::kBF16)) + head;
   }
   __device__ __forceinline__ float* tile(const int32_t* pages, int tile) const {
     const int index = params.layer * params.shape.num_tiles() + head * (kDim / 16) + tile;
@@ -268,8 +270,9 @@ struct HeadPlace {
   }
 };
 
-/// Norm and gate of a row's output in one head, by a warp: `o` and `z` are the lane's four columns.
-__device__ __forceinline__ uint2 gated_norm(const DeltaNetParams& params, uint2 o, uint2 z,
+/// Norm, by `weights`, and gate of a row's output in one head, by a warp: `o` and `z` are the
+/// lane's four columns.
+__device__ __forceinline__ uint2 gated_norm(const float* weights, float eps, uint2 o, uint2 z,
                                             int lane) {
   const float x[4] = {low_of(o.x), high_of(o.x), low_of(o.y), high_of(o.y)};
   const float gate[4] = {low_of(z.x), high_of(z.x), low_of(z.y), high_of(z.y)};
@@ -277,9 +280,9 @@ __device__ __forceinline__ uint2 gated_norm(const DeltaNetParams& params, uint2 
 #pragma unroll
   for (float value : x) sum[0] = __fmaf_rn(value, value, sum[0]);
   sum_over_warp(sum, lane);
-  const float scale = rsqrtf(__fmaf_rn(sum[0], 1.0f / kDim, params.eps));
+  const float scale = rsqrtf(__fmaf_rn(sum[0], 1.0f / kDim, eps));
   float weight[4], out[4];
-  load4(weight, params.norm_weight + lane * 4);
+  load4(weight, weights + lane * 4);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float normed = __bfloat162float(__float2bfloat16_rn(__fmul_rn(x[i], scale)));

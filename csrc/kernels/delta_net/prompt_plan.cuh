@@ -60,7 +60,7 @@ struct PromptPlan {
         b0(at.begin / kBlock),
         b1((at.end - 1) / kBlock),
         need(b0 > 0 ? b0 - 1 : 0),
-        held(params.folded_read[at.span]),
+        held(at.folded_read),
         first_block(min(held, need)) {}
 
   __device__ __forceinline__ bool is_due() const { return held < need; }
@@ -152,14 +152,15 @@ class PromptAide : PromptPlan<kColumns> {
     for (int i = row_; i < kBlock; i += 8) {
       const bool is_new = t + i >= at.begin && t + i < at.end;
       const uint16_t* from = is_new ? row_of(t + i) : nullptr;
-      take(&slot.k[i][chunk_], is_new ? from + to_k : at.key(t + i) + chunk_, t + i < at.end);
+      take(&slot.k[i][chunk_], is_new ? from + to_k : at.key(at.record(t + i)) + chunk_,
+           t + i < at.end);
       take(&slot.q[i][chunk_], from + to_q, is_new);
       if (chunk_ < kColumns) take(&slot.v[i][chunk_], from + to_v + chunk_, is_new);
     }
     if (tid_ >= 2 * kBlock) return;
     const int position = t + tid_ % kBlock;
     *to_gate = position >= at.begin && position < at.end ? *gates_of(position) : 0.0f;
-    if (tid_ < kBlock && position < at.begin) slot.c[tid_] = at.sums(position)->x;
+    if (tid_ < kBlock && position < at.begin) slot.c[tid_] = at.sums(at.record(position))->x;
   }
 
   /// Products of a block's 16 k and 16 q with 8 positions: (block before, own block) x halves, one

@@ -34,7 +34,7 @@ class PromptState : PromptPlan<kColumns> {
         end_fold();
       } else if (b < b1) {
         multiply_all(b + 1);
-      } else if (held < at.params.folded_write[at.span]) {
+      } else if (held < at.folded_write) {
         fold(b - 1);
       }
     }
@@ -64,7 +64,7 @@ class PromptState : PromptPlan<kColumns> {
     fold_.set(slot.decay, factors, delta);
   }
   __device__ __forceinline__ void end_fold() {
-    if (++held != at.params.folded_write[at.span]) return;
+    if (++held != at.folded_write) return;
     float* to = at.tile(at.params.states.write_pages, tile_) + lane * 4;
 #pragma unroll
     for (int i = 0; i < kOctets; ++i) store4(to + i * 128, z_[i / 2][i % 2]);
@@ -160,8 +160,8 @@ class PromptDeltas : PromptPlan<kColumns> {
 #pragma unroll
       for (int pair = 0; pair < 8; ++pair) {
         const int t = b * kBlock + 2 * pair;
-        const uint32_t low = t < at.begin ? at.delta(t)[column_] : 0u;
-        const uint32_t high = t + 1 < at.begin ? at.delta(t + 1)[column_] : 0u;
+        const uint32_t low = t < at.begin ? at.delta(at.record(t))[column_] : 0u;
+        const uint32_t high = t + 1 < at.begin ? at.delta(at.record(t + 1))[column_] : 0u;
         own_pairs(b)[pair] = low | high << 16;
       }
     }
@@ -250,7 +250,7 @@ class PromptDeltas : PromptPlan<kColumns> {
     for (int i = 0; i < kBlock; ++i) {
       const int position = block * kBlock + i;
       if (i >= first && position < at.end && position >= at.end - ring) {
-        at.delta(position)[column_] = static_cast<uint16_t>(made[i] >> 16);
+        at.delta(at.record(position))[column_] = static_cast<uint16_t>(made[i] >> 16);
       }
     }
   }
@@ -320,7 +320,8 @@ class PromptOutput : PromptPlan<kColumns> {
       factors.k[lane] = __fmul_rn(decay, slot.norm_k[lane]);
       factors.q[lane] = __fmul_rn(decay, slot.norm_q[lane]);
       const int t = block * kBlock + lane;
-      if (blockIdx.x == 0 && t >= at.begin && t < at.end) {
+      if (blockIdx.x == 0 && t >= at.begin && t < at.end &&
+          t >= at.end - at.params.records.ring_size) {
         this->workspace.sums[at.row_at(t) * at.params.shape.num_v_heads + at.head] =
             make_float2(slot.c[lane], slot.norm_k[lane]);
       }
@@ -352,8 +353,9 @@ class PromptOutput : PromptPlan<kColumns> {
     };
     if (block > 0) add(factors.pq, block - 1);
     add(factors.cq, block);
-    uint16_t* out = static_cast<uint16_t*>(at.params.out) + at.head * kDim + this->first_column +
-                    warp_ * 32 + 2 * gr;
+    const int width = at.params.shape.v_width();
+    uint16_t* out = static_cast<uint16_t*>(at.params.out) + int64_t{at.first_row} * width +
+                    at.head * kDim + this->first_column + warp_ * 32 + 2 * gr;
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
@@ -366,7 +368,7 @@ class PromptOutput : PromptPlan<kColumns> {
           const int t = block * kBlock + j * 8 + 2 * tq + e;
           const float f = e == 0 ? f2.x : f2.y;
           if (t < at.begin || t >= at.end) continue;
-          store_pair(out + at.row_at(t) * at.params.shape.v_width() + tile * 16,
+          store_pair(out + (t - at.begin) * width + tile * 16,
                      to_pair(__fmaf_rn(f, x[e], sums[tile][j][e]),
                              __fmaf_rn(f, x[2 + e], sums[tile][j][2 + e])));
         }

@@ -113,7 +113,7 @@ static __global__ void __launch_bounds__(kFinishWarps * 32)
         static_cast<uint16_t*>(params.out) + static_cast<int64_t>(row) * shape.v_width() + column;
     const uint16_t* z = static_cast<const uint16_t*>(params.z) + row * params.z_stride + column;
     uint2* o = reinterpret_cast<uint2*>(out);
-    *o = gated_norm(params, *o, *reinterpret_cast<const uint2*>(z), lane);
+    *o = gated_norm(params.norm_weight, params.eps, *o, *reinterpret_cast<const uint2*>(z), lane);
   }
   const int first = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
   const int step = static_cast<int>(gridDim.y * blockDim.x);

@@ -24,6 +24,7 @@ struct StepShared {
   uint16_t q[kRows][kStride];
   uint16_t v[kRows][kStride];  // later the output
   uint16_t gate[kRows][kDim];
+  float weights[kDim];   // of the norm
   float2 sums[kWindow];  // c, 1 / |k|
   float g[kRows], beta[kRows], norm_q[kRows], factor_k[kRows], factor_q[kRows];
   // Factors of delta: [4 rows][block][high, low][rows of k, then of q][pairs of 16 positions].
@@ -37,9 +38,9 @@ class Step {
  public:
   using Shared = StepShared<kGroups>;
 
-  __device__ __forceinline__ Step(const DeltaNetParams& params, const Workspace& workspace,
+  __device__ __forceinline__ Step(const HeadPlace& place, const Workspace& workspace,
                                   Shared& shared)
-      : at_(params, static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x)),
+      : at_(place),
         workspace_(workspace),
         sh_(shared),
         tid_(static_cast<int>(threadIdx.x)),
@@ -72,18 +73,29 @@ class Step {
     b0_ = at_.begin / kBlock, b1_ = (at_.end - 1) / kBlock;
     need_ = b0_ > 0 ? b0_ - 1 : 0;
     rows_ = at_.num_rows();
-    held_ = at_.params.folded_read[at_.span];
+    held_ = at_.folded_read;
+    // Early, for the page's number is slow to come.
+    if (held_ > 0) state_ = at_.tile(at_.params.states.read_pages, warp_);
     is_due_ = held_ < need_;
     crosses_ = b1_ > b0_ && b0_ > 0;
     w0_ = (is_due_ ? need_ - 1 : need_) * kBlock;
+    ring_ = at_.params.records.at(at_.slot, 0) + at_.params.record_offset;
+    first_place_ = w0_ % at_.params.records.ring_size;
     num_ = at_.end - w0_, known_ = at_.begin - w0_, off_ = need_ * kBlock - w0_;
+  }
+
+  /// Of a position, counted from the window's first; which is short of a ring.
+  __device__ __forceinline__ std::byte* record(int i) const {
+    const int size = at_.params.records.ring_size, place = first_place_ + i;
+    const auto bytes = static_cast<uint32_t>(at_.params.records.record_bytes);
+    return ring_ + uint64_t{static_cast<uint32_t>(place < size ? place : place - size)} * bytes;
   }
 
   __device__ __forceinline__ void load_rows() {
     const DeltaShape& shape = at_.params.shape;
     const int c = tid_ % 16 * 8;
     for (int i = tid_ / 16; i < num_; i += kStepThreads / 16) {
-      copy_async<16>(&sh_.k[i][c], at_.key(w0_ + i) + c);
+      copy_async<16>(&sh_.k[i][c], at_.key(record(i)) + c);
     }
     for (int i = tid_ / 16; i < rows_; i += kStepThreads / 16) {
       const int64_t row = at_.first_row + i;
@@ -93,13 +105,14 @@ class Step {
       copy_async<16>(&sh_.gate[i][c], static_cast<const uint16_t*>(at_.params.z) +
                                           row * at_.params.z_stride + at_.head * kDim + c);
     }
-    if (tid_ < known_) copy_async<8>(&sh_.sums[tid_], at_.sums(w0_ + tid_));
+    if (tid_ < known_) copy_async<8>(&sh_.sums[tid_], at_.sums(record(tid_)));
     if (tid_ < rows_) {
       const float* gates =
           workspace_.gates + int64_t{at_.first_row + tid_} * 2 * shape.num_v_heads + at_.head;
       copy_async<4>(&sh_.beta[tid_], gates);
       copy_async<4>(&sh_.g[tid_], gates + shape.num_v_heads);
     }
+    if (tid_ < kDim / 4) copy_async<16>(sh_.weights + tid_ * 4, at_.params.norm_weight + tid_ * 4);
     end_copies();
   }
 
@@ -110,7 +123,8 @@ class Step {
   /// Of the lane's two columns.
   __device__ __forceinline__ void load_deltas() {
     const auto load = [&](int row) {
-      return known_ == 0 ? 0u : load_pair(at_.delta(w0_ + max(min(row, known_ - 1), 0)) + column());
+      return known_ == 0 ? 0u
+                         : load_pair(at_.delta(record(max(min(row, known_ - 1), 0))) + column());
     };
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
@@ -129,8 +143,7 @@ class Step {
     }
     if (lane_ == 0) init_tile_barrier(&sh_.barrier[warp_]);
     __syncwarp();
-    fetch_tile(sh_.z[warp_][0][0], at_.tile(at_.params.states.read_pages, warp_),
-               &sh_.barrier[warp_], lane_);
+    fetch_tile(sh_.z[warp_][0][0], state_, &sh_.barrier[warp_], lane_);
   }
 
   __device__ __forceinline__ void take_norms() {
@@ -175,7 +188,7 @@ class Step {
     const float decay = expf(__fadd_rn(total, sums.x));
     sh_.factor_k[tid_] = __fmul_rn(decay, sums.y);
     sh_.factor_q[tid_] = __fmul_rn(decay, sh_.norm_q[tid_]);
-    *at_.sums(at_.begin + tid_) = sums;
+    *at_.sums(record(known_ + tid_)) = sums;
   }
   __device__ __forceinline__ void take_unit(int group, int tile) {
     const int row = min(group * 4 + gr_ % 4, rows_ - 1), t = at_.begin + row;
@@ -279,7 +292,7 @@ class Step {
       float* to = nullptr;
       if (is_due_) begin_fold(first, 0, old_);
       if (crosses_) begin_fold(second, off_, pairs_[0]);
-      if (is_due_ && at_.params.folded_write[at_.span] > held_) {
+      if (is_due_ && at_.folded_write > held_) {
         to = at_.tile(at_.params.states.write_pages, warp_) + lane_ * 4;
       }
 #pragma unroll
@@ -385,7 +398,7 @@ class Step {
       for (int n = 0; n < 4; ++n) {
         if (i == place_of(n)) own[n] = pair;
       }
-      if (tq_ == 0) store_pair(at_.delta(at_.begin + r) + column(), pair);
+      if (tq_ == 0) store_pair(at_.delta(record(known_ + r)) + column(), pair);
     }
   }
 
@@ -411,7 +424,8 @@ class Step {
       const uint2 z = *reinterpret_cast<const uint2*>(&sh_.gate[r][lane_ * 4]);
       uint16_t* out = static_cast<uint16_t*>(at_.params.out) +
                       int64_t{at_.first_row + r} * at_.params.shape.v_width() + at_.head * kDim;
-      *reinterpret_cast<uint2*>(out + lane_ * 4) = gated_norm(at_.params, o, z, lane_);
+      *reinterpret_cast<uint2*>(out + lane_ * 4) =
+          gated_norm(sh_.weights, at_.params.eps, o, z, lane_);
     }
   }
 
@@ -421,10 +435,13 @@ class Step {
   const int tid_, warp_, lane_, gr_, tq_;
   // Blocks of the first and the last row, and the first one that is not read from the state.
   int b0_, b1_, need_;
-  int rows_, held_;        // rows of the span; blocks in the state that is read
-  bool is_due_, crosses_;  // a fold before the first row; one between rows
-  int w0_, num_, known_;   // the window: its first position, its length, those before the span
-  int off_;                // where block need_ begins in it
+  int rows_, held_;  // rows of the span; blocks in the state that is read
+  std::byte* ring_;  // the slot's records, and the place in it of the window's first
+  int first_place_;
+  const float* state_ = nullptr;  // the warp's tile of it
+  bool is_due_, crosses_;         // a fold before the first row; one between rows
+  int w0_, num_, known_;  // the window: its first position, its length, those before the span
+  int off_;               // where block need_ begins in it
   uint32_t old_[4] = {}, pairs_[2][4] = {};  // deltas of the block to fold, and of the two after
   uint32_t kq_[8][2];
   float product_[kGroups][4];  // [column: rows of k and q 2 tq, 2 tq + 1; the next: the same]
@@ -441,9 +458,10 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
   const int span = static_cast<int>(blockIdx.y);
-  const int num_rows = params.rows.span_begin[span + 1] - params.rows.span_begin[span];
-  if (num_rows == 0 || num_rows > step_rows) return;
-  Step<kGroups>(params, workspace, *reinterpret_cast<StepShared<kGroups>*>(shared_bytes)).run();
+  // All that is read of the span is asked for before any of it decides.
+  const HeadPlace place(params, span, static_cast<int>(blockIdx.x));
+  if (place.num_rows() == 0 || place.num_rows() > step_rows) return;
+  Step<kGroups>(place, workspace, *reinterpret_cast<StepShared<kGroups>*>(shared_bytes)).run();
 }
 
 }  // namespace openspec::gated_delta

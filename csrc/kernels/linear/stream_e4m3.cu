@@ -4,7 +4,5 @@ namespace openspec::cuda {
 
 template bool stream_has_registers<WeightForm::kOutputScales>(const LinearParams&);
 template int stream_as<WeightForm::kOutputScales>(const LinearParams&, void*, const StreamPlan&);
-template bool stream_has_registers<WeightForm::kBlockScales>(const LinearParams&);
-template int stream_as<WeightForm::kBlockScales>(const LinearParams&, void*, const StreamPlan&);
 
 }  // namespace openspec::cuda

@@ -20,10 +20,9 @@ constexpr int even_parts(WeightForm form, int num_steps) {
   return num_parts;
 }
 
-/// Steps of a slot: whole slots where that is possible, of about 2 KB; where scales have blocks,
-/// larger ones are faster.
+/// Steps of a slot: whole slots where that is possible, of about 2 KB.
 constexpr int slot_steps(WeightForm form, int part_steps) {
-  if (is_e4m3(form)) return part_steps % 8 == 0 ? 8 : has_blocks(form) ? 20 : 10;
+  if (is_e4m3(form)) return part_steps % 8 == 0 ? 8 : 10;
   return part_steps % 5 == 0 ? 5 : part_steps % 4 == 0 ? 4 : part_steps % 3 == 0 ? 3 : 5;
 }
 
@@ -35,6 +34,9 @@ struct ChainRecord {
   static constexpr int kPartSteps = kSteps / kParts;
   static constexpr int kSlotSteps = slot_steps(kForm, kPartSteps);
   static constexpr int kSlots = (kPartSteps + kSlotSteps - 1) / kSlotSteps;
+  /// Slots that are multiplied at once: with the ends of segments between them, 20 steps take less
+  /// time than twice 10.
+  static constexpr int kGroup = has_blocks(kForm) && kSlotSteps == 10 ? 2 : 1;
   static constexpr int kPartBytes = kPartSteps * kStepBytes;
   /// Weights, then the barriers of their slots. A copy between addresses that lie differently
   /// within lines of 128 bytes takes up to a quarter longer.
@@ -119,10 +121,29 @@ __device__ __forceinline__ void fill_record_slot(uint32_t record, int slot, cons
       from + begin * Ring::kStepBytes, (Ring::slot_end(slot) - begin) * Ring::kStepBytes, lane);
 }
 
-template <typename Ring>
-__device__ __forceinline__ void fill_record(uint32_t record, const uint8_t* from, int lane) {
+/// Starts to fill a ring with the first units. Of e4m3 slot after slot, each when the one before is
+/// there. That is as fast, for a slot of every warp occupies the memory, and it lets pass what the
+/// kernels before still read and write: all of a ring at once would hold them up until it is full.
+template <typename Ring, WeightForm kForm, int kRecords>
+__device__ __forceinline__ void fill_ring(uint32_t ring, const int (&units)[kRecords + 1],
+                                          int num_units, const uint8_t* first_weights,
+                                          int64_t unit_bytes, int lane) {
+  uint32_t on_its_way = 0;  // the barrier of that slot
 #pragma unroll
-  for (int slot = 0; slot < Ring::kSlots; ++slot) fill_record_slot<Ring>(record, slot, from, lane);
+  for (int i = 0; i < kRecords; ++i) {
+    if (units[i] >= num_units) return;
+    const uint32_t record = ring + i * Ring::kRecordBytes;
+#pragma unroll
+    for (int slot = 0; slot < Ring::kSlots; ++slot) {
+      if (is_e4m3(kForm) && i + slot > 0) wait_for_slot(on_its_way, 0);
+      fill_record_slot<Ring>(record, slot, first_weights + units[i] * unit_bytes, lane);
+      on_its_way = record + Ring::barrier(slot);
+    }
+  }
+  if (!is_e4m3(kForm) || units[kRecords] >= num_units) return;
+  // That is sooner than the kernel before is done: half of a chain more, to the cache.
+  wait_for_slot(on_its_way, 0);
+  prefetch_weights<false>(first_weights + units[kRecords] * unit_bytes, Ring::kPartBytes / 2, lane);
 }
 
 /// On to the ring's next record, whose slots wait for phases of `parity`.
@@ -139,8 +160,22 @@ __device__ __forceinline__ void next_record(uint32_t ring, uint32_t& record, uin
   }
 }
 
-/// A thread's part of the scales of a unit. Of blocks, a lane has one of those of the warp's chain,
-/// which it begins to fetch while the unit before is multiplied; of outputs, that of its output.
+/// Has all scales of a matrix brought near, by all blocks together. The memory answers the later,
+/// the more weights are under way: a unit would wait for its scales for longer than it takes.
+template <WeightForm kForm>
+__device__ __forceinline__ void fetch_scales(const PackedLinear& weight) {
+  if constexpr (is_e4m3(kForm)) {
+    constexpr int kLineScales = 128 / sizeof(float);
+    const int num_scales = weight.num_scales();
+    const int stride = static_cast<int>(gridDim.x) * kStreamThreads * kLineScales;
+    int at = static_cast<int>(threadIdx.x * gridDim.x + blockIdx.x) * kLineScales;
+    for (; at < num_scales; at += stride) fetch_to_cache(weight.scales + at);
+  }
+}
+
+/// A thread's part of the scales of a unit, which it begins to load while the unit before is
+/// multiplied. Of blocks, a lane has one of those of the warp's chain; of outputs, that of its
+/// output.
 template <WeightForm kForm, int kSteps>
 class UnitScales {
  public:
@@ -154,18 +189,18 @@ class UnitScales {
       const int block = before / kBlockSteps + lane / 2;
       const int num_blocks = weight.num_scale_blocks();
       at_ = lane % 2 * num_blocks + min(block, num_blocks - 1);
-      fetch(unit);
+      unit_scales_ = 2 * num_blocks;
+    } else if constexpr (has_output_scales(kForm)) {
+      at_ = threadIdx.x % kLinearUnit;
+      unit_scales_ = kLinearUnit;
     }
+    load(unit);
   }
 
-  __device__ __forceinline__ void begin_unit(int unit, int next_unit) {
-    if constexpr (has_blocks(kForm)) {
-      scale_ = next_scale_;
-      segment_ = 0;
-      fetch(next_unit);
-    } else if constexpr (has_output_scales(kForm)) {
-      scale_ = __ldg(weight_.scales + unit * kLinearUnit + threadIdx.x % kLinearUnit);
-    }
+  __device__ __forceinline__ void begin_unit(int next_unit) {
+    scale_ = next_scale_;
+    segment_ = 0;
+    load(next_unit);
   }
 
   /// After step `step` of the chain, in a loop that is unrolled.
@@ -193,28 +228,35 @@ class UnitScales {
   static constexpr int kGrain = chain_grain(kSteps);
   static_assert((kSteps + 2 * kBlockSteps - 2) / kBlockSteps <= 16, "a lane for each scale");
 
-  __device__ __forceinline__ void fetch(int unit) {
-    const int there = min(unit, weight_.num_outputs / kLinearUnit - 1);
-    next_scale_ =
-        __ldg(weight_.scales + static_cast<int64_t>(there) * 2 * weight_.num_scale_blocks() + at_);
+  __device__ __forceinline__ void load(int unit) {
+    if constexpr (is_e4m3(kForm)) {
+      const int there = min(unit, weight_.num_outputs / kLinearUnit - 1);
+      next_scale_ = __ldg(weight_.scales + static_cast<int64_t>(there) * unit_scales_ + at_);
+    }
   }
 
   const PackedLinear& weight_;
-  int phase_, at_;  // steps of the first block before the chain; the lane's place in a unit's table
+  int phase_;             // steps of the first block before the chain
+  int at_, unit_scales_;  // the thread's place in a unit's table, of so many
   int segment_;
   float scale_, next_scale_;
 };
 
-/// Multiplies a slot of a record, whose steps come `part_step` steps into the chain.
+/// Waits for slots [first, last] of a record, whose steps come `part_step` steps into the chain,
+/// multiplies them, and is done with them.
 template <typename Ring, WeightForm kForm, int kTiles, int kSteps>
-__device__ __forceinline__ void multiply_slot(
+__device__ __forceinline__ void multiply_slots(
     ChainSums<kForm, kTiles>& sums, const RegisterActivations<kTiles, kSteps>& activations,
-    UnitScales<kForm, kSteps>& scales, uint32_t record, int slot, int part_step, int lane) {
-  const int begin = Ring::slot_begin(slot), end = Ring::slot_end(slot);
+    UnitScales<kForm, kSteps>& scales, uint32_t record, uint32_t parity, int first, int last,
+    int part_step, int lane) {
 #pragma unroll
-  for (int i = 0; i < Ring::kSlotSteps; ++i) {
-    const int step = begin + i;
-    if (step >= end) break;
+  for (int slot = first; slot <= last; ++slot) {
+    wait_for_slot(record + Ring::barrier(slot), parity);
+  }
+#pragma unroll
+  for (int i = 0; i < Ring::kGroup * Ring::kSlotSteps; ++i) {
+    const int step = Ring::slot_begin(first) + i;
+    if (step >= Ring::slot_end(last)) break;
     uint32_t weights[4], x[kTiles][2];
     load_weights<kForm>(weights, record, step, lane);
     activations.get(part_step + step, x);
@@ -224,6 +266,7 @@ __device__ __forceinline__ void multiply_slot(
     }
     scales.end_step(sums, part_step + step);
   }
+  __syncwarp();
 }
 
 /// A unit on its way from the chains' sums to memory. A thread stores some of its chain's sums,
@@ -334,21 +377,16 @@ __global__ void __maxnreg__(fixed_registers(kForm, kTiles, kSteps))
   const uint32_t own_sums = sums + warp * Sums::kChainFloats * 4;
   const uint32_t ring = sums + Sums::kBytes + warp * kRingBytes;
   init_ring<Ring, kRecords>(ring, lane);
+  fetch_scales<kForm>(weight);
+  UnitScales<kForm, kSteps> scales(weight, first_step, first_unit, lane);
 
   const int64_t unit_bytes = int64_t{weight.num_inputs / kLinearStep} * Ring::kStepBytes;
   const uint8_t* const first_weights =
       static_cast<const uint8_t*>(weight.data) + int64_t{first_step} * Ring::kStepBytes;
-  const uint8_t* next = nullptr;  // what goes into a record next
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) {
-    if (units[i] >= num_units) break;
-    next = first_weights + units[i] * unit_bytes;
-    fill_record<Ring>(ring + i * Ring::kRecordBytes, next, lane);
-  }
+  fill_ring<Ring, kForm, kRecords>(ring, units, num_units, first_weights, unit_bytes, lane);
 
   const UnitSums<Sums, kHasBias> unit_sums(params, geometry.row_stride,
                                            geometry.splits.begin + split, sums, own_sums, lane);
-  UnitScales<kForm, kSteps> scales(weight, first_step, first_unit, lane);
 
   wait_for_previous_kernel();
   [[maybe_unused]] int64_t slot = 0;
@@ -363,8 +401,9 @@ __global__ void __maxnreg__(fixed_registers(kForm, kTiles, kSteps))
   constexpr int kPrefetched =
       Ring::slot_end(kIsLonger && Ring::kSlots > 1 ? 1 : 0) * Ring::kStepBytes;
   if (Ring::kParts > 1) {
-    prefetch_weights<kIsLonger>(next + Ring::kPartBytes, kPrefetched, lane);
-  } else if (units[kAhead] < num_units) {
+    prefetch_weights<kIsLonger>(first_weights + units[0] * unit_bytes + Ring::kPartBytes,
+                                kPrefetched, lane);
+  } else if (!is_e4m3(kForm) && units[kAhead] < num_units) {
     prefetch_weights<kIsLonger>(first_weights + units[kAhead] * unit_bytes, kPrefetched, lane);
   }
 
@@ -374,7 +413,7 @@ __global__ void __maxnreg__(fixed_registers(kForm, kTiles, kSteps))
   // The first unit apart: it begins as soon as the first activations are there.
   const auto add_unit = [&](auto is_first) {
     ChainSums<kForm, kTiles> chain_sums;
-    scales.begin_unit(units[0], units[1]);
+    scales.begin_unit(units[1]);
     if constexpr (kHasBias) fetch_bias(weight, units[0]);
     const bool has_next = units[kAhead] < num_units;
     // Asked for now, needed when this unit is done.
@@ -387,20 +426,24 @@ __global__ void __maxnreg__(fixed_registers(kForm, kTiles, kSteps))
     for (int part = 0; part < Ring::kParts; ++part) {
       const bool refills = part + 1 < Ring::kParts || has_next;
       // The next part comes while this one is multiplied; after the last, the next unit.
-      next = part + 1 < Ring::kParts
-                 ? first_weights + units[0] * unit_bytes + (part + 1) * Ring::kPartBytes
-                 : first_weights + units[kAhead] * unit_bytes;
+      const uint8_t* const next =
+          part + 1 < Ring::kParts
+              ? first_weights + units[0] * unit_bytes + (part + 1) * Ring::kPartBytes
+              : first_weights + units[kAhead] * unit_bytes;
 #pragma unroll
-      for (int slot = 0; slot < Ring::kSlots; ++slot) {
+      for (int first = 0; first < Ring::kSlots; first += Ring::kGroup) {
         const int part_step = part * Ring::kPartSteps;
+        const int last = min(first + Ring::kGroup, +Ring::kSlots) - 1;
         if constexpr (decltype(is_first)::value) {
-          activations.turn(part_step + Ring::slot_begin(slot), part_step + Ring::slot_end(slot),
+          activations.turn(part_step + Ring::slot_begin(first), part_step + Ring::slot_end(last),
                            own_sums, lane);
         }
-        wait_for_slot(record + Ring::barrier(slot), parity);
-        multiply_slot<Ring>(chain_sums, activations, scales, record, slot, part_step, lane);
-        __syncwarp();  // every lane is done with the slot
-        if (refills) fill_record_slot<Ring>(record, slot, next, lane);
+        multiply_slots<Ring>(chain_sums, activations, scales, record, parity, first, last,
+                             part_step, lane);
+#pragma unroll
+        for (int slot = first; slot <= last; ++slot) {
+          if (refills) fill_record_slot<Ring>(record, slot, next, lane);
+        }
       }
       next_record<Ring, kRecords>(ring, record, parity);
     }

@@ -54,6 +54,23 @@ Variant<Geometry> fixed_variant() {
   return {kKernel, kTiles, fixed_shared_bytes<kForm, kTiles, kSteps, kRecords>(), 0, 0, error};
 }
 
+template <int... kNumbers>
+constexpr bool is_one_of(int number) {
+  return ((number == kNumbers) || ...);
+}
+
+/// Whether chains of so many steps have a kernel. The sums of splits, of o and down, may be sent;
+/// a matrix without splits may have a bias, in bf16 q, k and v of Qwen2.5. Draft models, whose fc
+/// has other chains, are of bf16.
+template <WeightForm kForm, bool kHasBias, typename Geometry>
+constexpr bool has_kernel(int num_steps) {
+  if (kSends<Geometry> || (is_e4m3(kForm) && !kHasBias)) {
+    return is_one_of<4, 5, 6, 7, 8, 16, 17, 19, 24, 25, 27, 28>(num_steps);
+  }
+  if (is_e4m3(kForm)) return is_one_of<7, 8, 12, 16, 20, 24, 28, 32, 40>(num_steps);
+  return !kHasBias || is_one_of<7, 12, 16, 28, 40>(num_steps);
+}
+
 /// Of `kSteps` the variant whose chains have `num_steps` steps, if there is one. kHasBias: not
 /// split.
 template <WeightForm kForm, bool kHasBias, typename Geometry, int kTiles, int... kSteps>
@@ -63,8 +80,10 @@ Variant<Geometry> variant_of(int num_steps, bool is_wide) {
     constexpr int kOf = decltype(steps)::value;
     constexpr int kUsual = num_records<kForm, kTiles, kOf>(false);
     constexpr int kWide = num_records<kForm, kTiles, kOf>(!kHasBias);
-    found = is_wide ? fixed_variant<kForm, kTiles, kOf, kWide, kHasBias, Geometry>()
-                    : fixed_variant<kForm, kTiles, kOf, kUsual, kHasBias, Geometry>();
+    if constexpr (has_kernel<kForm, kHasBias, Geometry>(kOf)) {
+      found = is_wide ? fixed_variant<kForm, kTiles, kOf, kWide, kHasBias, Geometry>()
+                      : fixed_variant<kForm, kTiles, kOf, kUsual, kHasBias, Geometry>();
+    }
     return true;
   };
   (void)((num_steps == kSteps && take(std::integral_constant<int, kSteps>{})) || ...);
@@ -90,19 +109,6 @@ Variant<Geometry> fixed_variant(int num_tiles, int num_steps, bool is_wide) {
         return variant_of<kForm, kHasBias, Geometry, 4, 4, 5, 6, 8, 15, 16, 17, 19, 20>(num_steps,
                                                                                         is_wide);
       }
-  }
-  return {};
-}
-/// As dispatched, with the biases of q, k and v of Qwen2.5.
-template <WeightForm kForm>
-Variant<StreamGeometry> biased_variant(int num_tiles, int num_steps) {
-  switch (num_tiles) {
-    case 1:
-      return variant_of<kForm, true, StreamGeometry, 1, 7, 12, 16, 28, 40>(num_steps, false);
-    case 2:
-      return variant_of<kForm, true, StreamGeometry, 2, 7, 12, 16, 28, 40>(num_steps, false);
-    case 3:
-      return variant_of<kForm, true, StreamGeometry, 3, 7, 12, 16>(num_steps, false);
   }
   return {};
 }
@@ -168,13 +174,12 @@ Variant<Geometry> fixed_variant(const LinearParams& params) {
                        device_limits().shared_per_sm - 2 * kReservedBytes >= kWideSharedBytes;
   const int num_tiles = ceil_div(params.num_rows, 8), chain_steps = split_size / kLinearChains;
   if (has_blocks(kForm) && scale_phase(weight) % chain_grain(chain_steps) != 0) return {};
-  // Only sums without a bias are sent. With e4m3 all others may have one.
-  constexpr bool kHasBias = is_e4m3(kForm) && !kSends<Geometry>;
+  const bool may_have_bias = is_e4m3(kForm) ? params.partials == nullptr : weight.bias != nullptr;
   Variant<Geometry> found;
-  if (kHasBias || weight.bias == nullptr) {
-    found = fixed_variant<kForm, kHasBias, Geometry>(num_tiles, chain_steps, is_wide);
+  if (!may_have_bias) {
+    found = fixed_variant<kForm, false, Geometry>(num_tiles, chain_steps, is_wide);
   } else if constexpr (!kSends<Geometry>) {
-    found = biased_variant<kForm>(num_tiles, chain_steps);
+    found = fixed_variant<kForm, true, Geometry>(num_tiles, chain_steps, is_wide);
   }
   return found.shared_bytes <= shared_limit() ? found : Variant<Geometry>{};
 }

@@ -41,7 +41,7 @@ auto with_form(const PackedLinear& weight, const Call& call) {
   }
 }
 
-/// Of linear_stream: the instances of a form, in stream_bf16.cu and stream_e4m3.cu.
+/// Of linear_stream: the instances of a form, in stream_bf16.cu and its neighbours.
 template <WeightForm kForm>
 int stream_as(const LinearParams& params, void* stream, const StreamPlan& plan);
 template <WeightForm kForm>

@@ -26,7 +26,7 @@ struct TargetSetup {
   const TargetSpec& spec;
   DType dtype = DType::kF32;
   Device device = Device::kCpu;
-  ForwardLimits limits;
+  ForwardLimits limits = {};
   int num_threads = 1;  // of the CPU ops
   TpRank rank = {};
   SumExchange* exchange = nullptr;  // between ranks

@@ -16,11 +16,7 @@ void RunnerConfig::validate() const {
   OPENSPEC_CHECK_ARG(num_ranks == 1 || kind.inbox_floats != nullptr, "targets of the kind ",
                      target.kind, " run on one device: leave tensor_parallel_size at 1");
   for (int rank = 0; rank < num_ranks; ++rank) {
-    kind.state_needs({.spec = target,
-                      .dtype = dtype,
-                      .device = device,
-                      .limits = limits(),
-                      .rank = {rank, num_ranks}});
+    kind.state_needs({.spec = target, .dtype = dtype, .device = device, .rank = {rank, num_ranks}});
   }
   const auto positive = [](const char* name, int value) {
     OPENSPEC_CHECK_ARG(value > 0, name, " must be positive, got ", value);

@@ -210,7 +210,8 @@ TEST(rows_are_invariant) {
         for (int num_rows = 1; num_rows <= 25; ++num_rows) {
           check(num_rows * 13, num_rows, By::kDispatch);
         }
-        for (const int num_rows : {32, 33, 64, 65, 96, 97, 128, 129, 192, 193, 256, 257, 550, 1024}) {
+        for (const int num_rows :
+             {32, 33, 64, 65, 96, 97, 128, 129, 192, 193, 256, 257, 550, 1024}) {
           check(num_rows, num_rows, By::kDispatch);
         }
         for (const int num_rows : {1, 9, 24, 40}) check(5, num_rows, By::kStream);
@@ -407,7 +408,8 @@ TEST(shards_have_the_bits_of_the_whole) {
   }
 }
 
-// To all, to the owners of rows, and there with splits that the first rank has added.
+// To all, to the owners of rows, and there with splits that the first rank has added; by the kernel
+// for any device, too.
 TEST(ranks_send_the_sums_of_the_whole) {
   for (const Shape& shape :
        {coded_shape("4B o"), coded_shape("4B down"), coded_shape("Qwen2.5 72B down"),
@@ -427,26 +429,31 @@ TEST(ranks_send_the_sums_of_the_whole) {
         const std::vector<uint8_t> partials =
             outputs_of(whole.weight(), device_x.data(), num_rows, Out::kPartials);
         const RoundForm form = round_form(2, n, num_rows, shape.num_outputs);
-        const Ranks ranks(2, inbox_floats(2, n, num_rows, shape.num_outputs));
-        for (int rank = 0; rank < 2; ++rank) {
-          const CodedMatrix& part = parts[static_cast<size_t>(rank)];
-          const DeviceBuffer part_x(inputs_of(part, x, width, num_rows));
-          LinearParams params;
-          params.weight = ranks_own[rank].weight();
-          params.x = part_x.data();
-          params.num_rows = num_rows;
-          params.dtype = DType::kBF16;
-          params.exchange = &ranks[rank];
-          CHECK_CUDA(linear_cuda(params, nullptr));
-          CHECK_CUDA(cudaDeviceSynchronize());
-        }
-        for (int rank = 0; rank < 2; ++rank) {
-          const std::vector<uint8_t> expected = inbox_of(partials, shape, form, rank, num_rows);
-          std::vector<uint8_t> inbox(expected.size());
-          const std::byte* sums = ranks[rank].memory[rank];
-          if (form.owners.exist()) sums += kInboxSlots * ranks[rank].floats.slot * sizeof(float);
-          CHECK_CUDA(cudaMemcpy(inbox.data(), sums, inbox.size(), cudaMemcpyDeviceToHost));
-          if (inbox != expected) fail(matrix, num_rows, "an inbox has other sums");
+        for (const By by : {By::kDispatch, By::kStream}) {
+          const Ranks ranks(2, inbox_floats(2, n, num_rows, shape.num_outputs));
+          for (int rank = 0; rank < 2; ++rank) {
+            const CodedMatrix& part = parts[static_cast<size_t>(rank)];
+            const DeviceBuffer part_x(inputs_of(part, x, width, num_rows));
+            LinearParams params;
+            params.weight = ranks_own[rank].weight();
+            params.x = part_x.data();
+            params.num_rows = num_rows;
+            params.dtype = DType::kBF16;
+            params.exchange = &ranks[rank];
+            const bool streams = by == By::kStream;
+            if (streams) params.partials = reinterpret_cast<float*>(ranks[rank].memory[rank]);
+            CHECK_CUDA(streams ? cuda::linear_stream(params, nullptr)
+                               : linear_cuda(params, nullptr));
+            CHECK_CUDA(cudaDeviceSynchronize());
+          }
+          for (int rank = 0; rank < 2; ++rank) {
+            const std::vector<uint8_t> expected = inbox_of(partials, shape, form, rank, num_rows);
+            std::vector<uint8_t> inbox(expected.size());
+            const std::byte* sums = ranks[rank].memory[rank];
+            if (form.owners.exist()) sums += kInboxSlots * ranks[rank].floats.slot * sizeof(float);
+            CHECK_CUDA(cudaMemcpy(inbox.data(), sums, inbox.size(), cudaMemcpyDeviceToHost));
+            if (inbox != expected) fail(matrix, num_rows, "an inbox has other sums");
+          }
         }
       }
     }
