@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import random
 import signal
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,7 +23,7 @@ from openspec.engine.load import load_engine
 from openspec.engine.processes.client import EngineClient
 from openspec.errors import ConfigError, EngineError, RequestError
 from openspec.llm import LLM
-from openspec.messages import SamplingParams, StepTime
+from openspec.messages import SamplingParams, StepTime, StructuredOutputs
 from openspec.text.outputs import RequestOutput
 from tests.heads.untrained import draft_model
 
@@ -262,6 +264,20 @@ def test_chat_and_conveniences() -> None:
         assert not llm.engine.has_work
     with pytest.raises(EngineError, match="closed"):
         llm.generate("a")
+
+
+def test_close_frees_the_model() -> None:
+    """At once, not when the collector comes, for the next model takes the memory."""
+    llm = LLM(max_num_seqs=4)
+    pattern = StructuredOutputs(choice=["yes", "no"])
+    llm.generate("a", SamplingParams(structured_outputs=pattern), use_tqdm=False)
+    runner = weakref.ref(llm.engine._runner)
+    gc.disable()
+    try:
+        llm.close()
+        assert runner() is None
+    finally:
+        gc.enable()
 
 
 def test_settings_that_cannot_work() -> None:

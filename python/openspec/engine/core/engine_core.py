@@ -133,7 +133,8 @@ class EngineCore:
         self._publish_kv_events()
 
     def close(self) -> None:
-        """Closes what others are connected to; nothing may follow."""
+        """Closes what others are connected to, or hold on to; nothing may follow."""
+        self.grammars.close()
         if self._kv_events is not None:
             self._kv_events.close()
 

@@ -51,6 +51,14 @@ class Grammars:
         except KeyError:
             raise RequestError(f"grammar {key!r} is not loaded", "grammar") from None
 
+    def close(self) -> None:
+        """Lets go of the engine, whose memory may be a GPU's; nothing may follow."""
+        if self._thread is not None:
+            self._thread.shutdown()
+        self._by_key.clear()
+        self._vocabulary = None
+        del self._runner
+
     def _load(self, vocabulary: Future[Any] | None, data: bytes) -> Any:
         if vocabulary is None:
             raise ValueError("a grammar came before the vocabulary")
