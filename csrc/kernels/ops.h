@@ -71,7 +71,7 @@ inline void head_gate(const ExecContext& exec, const HeadGateParams& params) {
   head_gate_cpu(exec, params);
 }
 
-/// Called on the CPU alone so far: a target that needs them does not run on CUDA.
+/// On the CPU alone so far: a target that needs them does not run on CUDA.
 inline void route_experts(const ExecContext& exec, const RouteParams& params) {
   OPENSPEC_CHECK(exec.device == Device::kCpu, "route_experts runs on the CPU");
   route_experts_cpu(exec, params);

@@ -20,14 +20,10 @@ inline constexpr int kMaxTopExperts = 16;  // of a row
 ///
 /// Source: `Qwen3MoeTopKRouter` of transformers 5.23, which rounds weights to the activations' type
 /// and leaves the order of equal logits open.
-///
-/// On CUDA: bf16, kTiles weights; rows that are padding go to no expert.
 struct RouteParams {
-  PackedLinear router;      // [num_experts, hidden_size], one split, no epilogue
-  const void* x = nullptr;  // [num_rows, hidden_size] dtype
-  // [num_rows] as in RowBatch, -1: padding; CUDA, may be null: there is none.
-  const int32_t* row_span = nullptr;
-  int32_t* expert = nullptr;  // [num_rows, top_k] rising along a row; -1: none
+  PackedLinear router;        // [num_experts, hidden_size], one split, no epilogue
+  const void* x = nullptr;    // [num_rows, hidden_size] dtype
+  int32_t* expert = nullptr;  // [num_rows, top_k] rising along a row
   float* weight = nullptr;    // [num_rows, top_k]
   int num_rows = 0;
   int top_k = 0;
@@ -35,9 +31,6 @@ struct RouteParams {
   DType dtype = DType::kF32;
   void* workspace = nullptr;  // route_experts_workspace_bytes_cpu
 };
-
-size_t route_experts_workspace_bytes_cuda(int max_num_rows, int num_experts);
-int route_experts_cuda(const RouteParams& params, void* stream);
 
 size_t route_experts_workspace_bytes_cpu(int max_num_rows, int hidden_size, int num_experts);
 void route_experts_cpu(const ExecContext& exec, const RouteParams& params);
@@ -63,10 +56,6 @@ struct ExpertsParams {
   DType dtype = DType::kF32;
   void* workspace = nullptr;  // experts_workspace_bytes_cpu
 };
-
-size_t experts_workspace_bytes_cuda(int max_num_rows, int hidden_size, int intermediate_size,
-                                    int num_experts, int top_k);
-int experts_cuda(const ExpertsParams& params, void* stream);
 
 size_t experts_workspace_bytes_cpu(int max_num_rows, int hidden_size, int intermediate_size,
                                    int num_experts, int top_k, DType dtype);

@@ -152,13 +152,13 @@ __host__ __device__ constexpr int activation_bytes(int num_tiles, int phase_step
   return num_tiles * 8 * activation_pitch(phase_steps);
 }
 
-/// In shared memory, for chains of any length; `Rows` has the `load` of ActivationRows. What does
-/// not fit at once is read again in phases of phase_steps steps, a multiple of kSlotSteps.
-template <int kTiles, typename Rows = ActivationRows>
+/// In shared memory, for chains of any length. What does not fit at once is read again in phases of
+/// phase_steps steps, a multiple of kSlotSteps.
+template <int kTiles>
 class SharedActivations {
  public:
-  __device__ __forceinline__ void begin_block(const Rows& rows, uint32_t shared, int phase_steps,
-                                              int lane) {
+  __device__ __forceinline__ void begin_block(const ActivationRows& rows, uint32_t shared,
+                                              int phase_steps, int lane) {
     rows_ = rows;
     shared_ = shared;
     phase_steps_ = phase_steps;
@@ -216,7 +216,7 @@ class SharedActivations {
  private:
   static constexpr int kLoadsInFlight = 8;
 
-  Rows rows_;
+  ActivationRows rows_;
   uint32_t shared_;
   int phase_steps_;
   int lane_;

@@ -12,7 +12,7 @@ struct LinearStack {
   int count = 0;
   size_t bytes = 0;  // from the numbers of one to those of the next
 
-  OPENSPEC_HD PackedLinear at(int index) const {
+  PackedLinear at(int index) const {
     PackedLinear one = first;
     one.data = static_cast<const char*>(first.data) + static_cast<size_t>(index) * bytes;
     if (first.scales != nullptr) one.scales = first.scales + int64_t{index} * first.num_scales();

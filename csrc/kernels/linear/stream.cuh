@@ -190,12 +190,12 @@ struct OutputLayout {
 };
 
 /// Multiplies a chain of a unit; its weights come by `ring`, which `feed` keeps full.
-template <WeightForm kForm, int kTiles, typename Items, typename Feed, typename Activations>
+template <WeightForm kForm, int kTiles>
 __device__ __forceinline__ void multiply_chain(ChainSums<kForm, kTiles>& sums,
-                                               const PackedLinear& weight, const Items& items,
+                                               const PackedLinear& weight, const BlockItems& items,
                                                const Chain& chain, int unit, int split,
-                                               WeightRing<kForm>& ring, Feed& feed,
-                                               Activations& activations, int lane) {
+                                               WeightRing<kForm>& ring, WeightFeed<kForm>& feed,
+                                               SharedActivations<kTiles>& activations, int lane) {
 #pragma unroll 1
   for (int begin = 0; begin < chain.num_steps; begin += kSlotSteps) {
     activations.begin_slot(split, chain, begin);
