@@ -188,12 +188,15 @@ class Table:
 
     num_pages = num_free_pages = 100
     num_free_slots = 1
-    num_rows_ahead = 0
+    num_rows_ahead = num_base_pages = 0
 
     def num_pages_needed(self, slot: int, num_rows: int, /) -> int:
         return 1
 
     def kv_len(self, slot: int, /) -> int:
+        return 0
+
+    def wanted_end(self, slot: int, /) -> int:
         return 0
 
     def add(self, request: Request, /) -> int:

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "kernels/common/records.h"
-#include "kernels/delta_net/delta_net.h"
+#include "kernels/delta_net/delta_states.h"
 
 namespace openspec {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/page_pool.h"
-#include "kernels/delta_net/delta_net.h"
+#include "kernels/delta_net/delta_states.h"
 #include "model/targets/state_needs.h"
 
 namespace openspec {

@@ -8,7 +8,7 @@
 
 #include "kernels/common/records.h"
 #include "kernels/common/rows.h"
-#include "kernels/delta_net/delta_net.h"
+#include "kernels/delta_net/delta_states.h"
 #include "runtime/drafting/drafter.h"
 #include "runtime/drafting/runner_config.h"
 #include "runtime/state/lease.h"

@@ -24,8 +24,6 @@ inline void check_cuda(int error, const char* what) {
 /// Ends the process as skipped where there is no device; define one at namespace scope.
 struct NeedsDevice {
   NeedsDevice() {
-    // Streams of ranks that wait for each other on one device must not share a queue.
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) {
       std::printf("skipped: no CUDA device\n");

@@ -4,6 +4,7 @@
 /// which each has its splits.
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +16,11 @@
 #include "kernels/norm/rms_norm.h"
 
 namespace openspec::testing {
+
+/// Set before CUDA is used: kernels that wait for each other on one device are loaded before any
+/// waits, and come in queues of their own.
+inline const bool has_room_for_ranks = setenv("CUDA_MODULE_LOADING", "EAGER", 1) == 0 &&
+                                       setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1) == 0;
 
 /// The memory of each rank and its view of all.
 class Ranks {
