@@ -48,10 +48,10 @@ class Cells:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"temperature": 1.0},
         {"temperature": 1.5, "top_k": 12},
-        {"temperature": 1.0, "top_p": 0.8},
-        {"temperature": 0.8, "min_p": 0.05},
+        pytest.param({"temperature": 1.0}, marks=pytest.mark.full),
+        pytest.param({"temperature": 1.0, "top_p": 0.8}, marks=pytest.mark.full),
+        pytest.param({"temperature": 0.8, "min_p": 0.05}, marks=pytest.mark.full),
     ],
     ids=str,
 )
