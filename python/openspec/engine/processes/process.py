@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable
 from typing import TypeAlias
 
+from openspec.checkpoint.targets import all_kinds
 from openspec.checkpoint.weights import LIBRARY
 from openspec.child_process import die_with_owner
 from openspec.config import EngineConfig
@@ -169,6 +170,7 @@ def _import_ahead() -> None:
         importlib.import_module("openspec.engine.load")
         importlib.import_module(LIBRARY)
         all_drafters()
+        all_kinds()
 
 
 def _load(phases: Phases, config: EngineConfig, share: Share) -> EngineCore:
