@@ -38,7 +38,13 @@ def logits_of(model: Any, tokens: list[int], *, one_by_one: bool) -> torch.Tenso
         return torch.stack(rows)
 
 
-@pytest.mark.parametrize("one_by_one", [False, True], ids=["prompt", "token by token"])
+@pytest.mark.parametrize(
+    "one_by_one",
+    [
+        pytest.param(False, id="prompt"),
+        pytest.param(True, id="token by token", marks=pytest.mark.full),
+    ],
+)
 def test_logits(one_by_one: bool) -> None:
     folder = hybrid_target.folder()
     model = reference(folder, torch.bfloat16)

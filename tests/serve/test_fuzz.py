@@ -11,10 +11,11 @@ from tests.serve.mutants import check_answers
 
 
 @pytest.mark.slow
-def test_no_body_breaks_the_server(server: RunningServer) -> None:
+@pytest.mark.parametrize("num_bodies", [3000, pytest.param(10_000, marks=pytest.mark.full)])
+def test_no_body_breaks_the_server(server: RunningServer, num_bodies: int) -> None:
     # Short answers, also where the mutation took away the limit.
     server.engine.script = lambda _: server.ids("one two<|im_end|>")
-    check_answers(server.port, 10_000)
+    check_answers(server.port, num_bodies)
     assert server.complete(prompt="a", max_tokens=2)
     assert server.context.num_sequences == 0
 
