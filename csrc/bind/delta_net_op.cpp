@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "bind/check_shape.h"
 #include "core/thread_pool.h"
 #include "kernels/delta_net/delta_net.h"
 
@@ -16,14 +17,6 @@ namespace openspec {
 namespace {
 
 using at::Tensor;
-
-void check_shape(const Tensor& tensor, const char* name, at::ScalarType type,
-                 c10::IntArrayRef shape) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == type, name, " must be ", type, ", is ",
-                   tensor.scalar_type());
-  TORCH_CHECK_VALUE(tensor.sizes() == shape && tensor.is_contiguous(), name,
-                    " must be contiguous of shape ", shape, ", has ", tensor.sizes());
-}
 
 Tensor delta_net(const Tensor& qkv, const Tensor& z, const Tensor& b, const Tensor& a,
                  const Tensor& conv_weight, const Tensor& a_log, const Tensor& dt_bias,

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bind/check_shape.h"
 #include "core/thread_pool.h"
 #include "kernels/experts/experts.h"
 #include "kernels/linear/linear.h"
@@ -18,14 +19,6 @@ namespace openspec {
 namespace {
 
 using at::Tensor;
-
-void check_shape(const Tensor& tensor, const char* name, at::ScalarType type,
-                 c10::IntArrayRef shape) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == type, name, " must be ", type, ", is ",
-                   tensor.scalar_type());
-  TORCH_CHECK_VALUE(tensor.sizes() == shape && tensor.is_contiguous(), name,
-                    " must be contiguous of shape ", shape, ", has ", tensor.sizes());
-}
 
 /// Matrices [count, outputs, inputs] as linears read them, which lie in `packed`.
 LinearStack pack(const Tensor& matrices, LinearEpilogue epilogue, std::vector<uint8_t>& packed) {

@@ -8,7 +8,7 @@
 #include "model/parts/decoder_model.h"
 #include "model/parts/decoder_pass.h"
 #include "model/parts/sum_exchange.h"
-#include "model/targets/shared_tensors.h"
+#include "model/targets/outer_tensors.h"
 #include "model/targets/target.h"
 
 namespace openspec {
@@ -42,22 +42,16 @@ struct DenseConfig : LayerGeometry {
   QuantizedTensors quantized;
 };
 
-struct DenseTensors {
+struct DenseTensors : OuterTensors {
   DenseTensors(Weights& weights, const DenseConfig& c) {
     weights.expect_quantized(c.quantized);
     for (int i = 0; i < c.num_layers; ++i) {
       layers.push_back(add_decoder_layer(weights, c, "model.layers." + std::to_string(i) + "."));
     }
-    final_norm = weights.add_norm("model.norm.weight", c.hidden_size);
-    shared.head.shards.push_back(weights.add_linear("", {"lm_head.weight"}, {c.vocabulary()},
-                                                    c.hidden_size, LinearEpilogue::kNone));
-    shared.embedding = weights.add_table("model.embed_tokens.weight", c.vocab_size, c.hidden_size);
-    if (c.tie_word_embeddings) weights.tie("lm_head.weight", "model.embed_tokens.weight");
+    add_outer(weights, c, c.vocabulary());
   }
 
   std::vector<DecoderLayer> layers;
-  SharedTensors shared;
-  const float* final_norm = nullptr;
 };
 
 class DenseTarget final : public TargetModel, DecoderModel<DenseConfig, DenseTensors> {

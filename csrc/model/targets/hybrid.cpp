@@ -10,7 +10,7 @@
 #include "model/parts/decoder_model.h"
 #include "model/parts/decoder_pass.h"
 #include "model/parts/delta_net_layer.h"
-#include "model/targets/shared_tensors.h"
+#include "model/targets/outer_tensors.h"
 #include "model/targets/target.h"
 
 namespace openspec {
@@ -70,7 +70,7 @@ struct HybridConfig : LayerGeometry {
   QuantizedTensors quantized;
 };
 
-struct HybridTensors {
+struct HybridTensors : OuterTensors {
   struct Layer {
     DecoderLayer decoder;  // of a layer with a state, its norms and MLP
     DeltaNetLayer delta_net;
@@ -90,16 +90,10 @@ struct HybridTensors {
       }
       add_mlp(weights, c, prefix, layer.decoder);
     }
-    final_norm = weights.add_norm("model.norm.weight", c.hidden_size, c.norms_from_one);
-    shared.head.shards.push_back(weights.add_linear("", {"lm_head.weight"}, {c.vocab_size},
-                                                    c.hidden_size, LinearEpilogue::kNone));
-    shared.embedding = weights.add_table("model.embed_tokens.weight", c.vocab_size, c.hidden_size);
-    if (c.tie_word_embeddings) weights.tie("lm_head.weight", "model.embed_tokens.weight");
+    add_outer(weights, c, c.vocab_size);
   }
 
   std::vector<Layer> layers;
-  SharedTensors shared;
-  const float* final_norm = nullptr;
 };
 
 class HybridTarget final : public TargetModel, DecoderModel<HybridConfig, HybridTensors> {

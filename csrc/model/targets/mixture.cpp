@@ -9,7 +9,7 @@
 #include "model/parts/decoder_model.h"
 #include "model/parts/decoder_pass.h"
 #include "model/parts/experts.h"
-#include "model/targets/shared_tensors.h"
+#include "model/targets/outer_tensors.h"
 #include "model/targets/target.h"
 
 namespace openspec {
@@ -70,7 +70,7 @@ struct MixtureConfig : LayerGeometry {
   QuantizedTensors quantized;
 };
 
-struct MixtureTensors {
+struct MixtureTensors : OuterTensors {
   struct Layer {
     DecoderLayer decoder;  // of a layer of experts, its attention and norms
     ExpertsLayer experts;
@@ -90,16 +90,10 @@ struct MixtureTensors {
       layer.decoder.post_norm =
           weights.add_norm(prefix + "post_attention_layernorm.weight", c.hidden_size);
     }
-    final_norm = weights.add_norm("model.norm.weight", c.hidden_size);
-    shared.head.shards.push_back(weights.add_linear("", {"lm_head.weight"}, {c.vocab_size},
-                                                    c.hidden_size, LinearEpilogue::kNone));
-    shared.embedding = weights.add_table("model.embed_tokens.weight", c.vocab_size, c.hidden_size);
-    if (c.tie_word_embeddings) weights.tie("lm_head.weight", "model.embed_tokens.weight");
+    add_outer(weights, c, c.vocab_size);
   }
 
   std::vector<Layer> layers;
-  SharedTensors shared;
-  const float* final_norm = nullptr;
 };
 
 class MixtureTarget final : public TargetModel, DecoderModel<MixtureConfig, MixtureTensors> {
