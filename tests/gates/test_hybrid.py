@@ -25,13 +25,11 @@ from tests.gates.grammars import KINDS, grammar_core
 from tests.gates.harness import Job, Result, make_core, run, run_alone, texts
 from tests.gates.workload import jobs
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("bfloat16",) if harness.DEVICE == "cuda" else ("float32", "bfloat16")
 
 
 @pytest.fixture(autouse=True)
 def hybrid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if harness.DEVICE == "cuda":
-        pytest.skip("runs on the CPU so far")
     monkeypatch.setattr(harness, "MODEL", str(hybrid_target.folder()))
     yield
 
@@ -43,7 +41,7 @@ def batch_of(num_jobs: int, kind: str = "mixed") -> list[Job]:
 EXPECTED: dict[tuple[int, str], list[Result]] = {}
 
 
-def expected(num_jobs: int, dtype: str = "float32") -> list[tuple[list[int], str | None]]:
+def expected(num_jobs: int, dtype: str = DTYPES[0]) -> list[tuple[list[int], str | None]]:
     """Texts of plain decoding, each job alone."""
     key = (num_jobs, dtype)
     if key not in EXPECTED:
@@ -55,7 +53,7 @@ def expected(num_jobs: int, dtype: str = "float32") -> list[tuple[list[int], str
 class PartlyRightDrafter(_C.Drafter):
     """Knows the plain texts, and is wrong at every so manieth token of a sequence."""
 
-    def __init__(self, num_jobs: int, dtype: str = "float32", *, wrong: int = 5) -> None:
+    def __init__(self, num_jobs: int, dtype: str = DTYPES[0], *, wrong: int = 5) -> None:
         super().__init__()
         answers = expected(num_jobs, dtype)
         self._texts = [
@@ -85,7 +83,7 @@ class BranchingDrafter(PartlyRightDrafter):
         return nodes[:num_wanted]
 
 
-def drafted(num_drafts: int, dtype: str = "float32", **settings: Any) -> EngineCore:
+def drafted(num_drafts: int, dtype: str = DTYPES[0], **settings: Any) -> EngineCore:
     """An engine with drafts, of which some are right; 0: without."""
     if num_drafts == 0:
         return make_core(method="none", dtype=dtype, **settings)
@@ -175,7 +173,7 @@ def bare_runner(dtype: str) -> _C.Runner:
     folder = hybrid_target.folder()
     config = RunnerConfig(
         target=ModelConfig.from_folder(folder).spec,
-        device="cpu",
+        device=harness.DEVICE,
         dtype=dtype,
         page_size=16,
         max_num_seqs=2,
@@ -217,13 +215,17 @@ def test_chunks_beside_others(num_drafts: int, num_rows: int) -> None:
     assert texts(run(core, batch_of(16))) == expected(16)
 
 
+def pages_with_states(num_pages: int, num_states: int) -> int:
+    """Bytes of so many pages and of those of so many running states."""
+    plan = make_core(method="none").info.memory_plan
+    num_base_pages = (plan["sequence_bytes"] - plan["state_bytes"] // 16) // plan["page_bytes"]
+    return (num_pages + num_states * num_base_pages) * plan["page_bytes"]
+
+
 @pytest.mark.parametrize("num_drafts", [0, 4])
 def test_preemption(num_drafts: int) -> None:
     """Far too few pages, of which running states take some."""
-    plan = make_core(method="none").info.memory_plan
-    num_base_pages = (plan["sequence_bytes"] - plan["state_bytes"] // 16) // plan["page_bytes"]
-    num_pages = 13 + 5 * num_base_pages
-    core = drafted(num_drafts, kv_cache_memory=num_pages * plan["page_bytes"], max_model_len=200)
+    core = drafted(num_drafts, kv_cache_memory=pages_with_states(13, 5), max_model_len=200)
     assert texts(run(core, batch_of(16))) == expected(16)
     assert core.stats().num_preemptions > 0
 
@@ -294,10 +296,9 @@ def test_prompts_that_share_their_first_part() -> None:
 
 def test_prefixes_make_room() -> None:
     """A few sequences' pages, so that snapshots, states and pages go one after another."""
-    plan = make_core(method="none").info.memory_plan
     core = drafted(
         3,
-        kv_cache_memory=40 * plan["page_bytes"],
+        kv_cache_memory=pages_with_states(16, 3 if harness.DEVICE == "cuda" else 2),
         max_model_len=200,
         max_num_seqs=2,
     )
@@ -319,6 +320,8 @@ def test_prefixes_make_room() -> None:
     ],
 )
 def test_refusals(settings: dict[str, Any], message: str) -> None:
+    if harness.DEVICE == "cuda":
+        pytest.skip("what a device refuses besides would come first")
     with pytest.raises(ConfigError, match=message):
         make_core(**settings)
 
