@@ -89,11 +89,10 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
     plan.scratch_bytes = std::max(plan.scratch_bytes, kind_of(config).scratch_bytes(setup));
   }
   plan.num_base_pages = plan_bases(config, needs).num_pages;
-  plan.scratch_bytes +=
-      exchange_bytes_of_rank(whole) +
-      (config.device == Device::kCuda
-           ? DeviceBuffers::device_bytes(config, needs, plan.num_base_pages)
-           : HostStep::scratch_bytes(config));
+  plan.scratch_bytes += exchange_bytes_of_rank(whole) +
+                        (config.device == Device::kCuda
+                             ? DeviceBuffers::device_bytes(config, needs, plan.num_base_pages)
+                             : HostStep::scratch_bytes(config));
   plan.table_bytes = SequenceTable::table_bytes(config.max_num_seqs, config.max_model_len,
                                                 config.page_size, config.num_lookahead(needs));
   const size_t row_bytes = needs.capture_layers.size() *

@@ -160,7 +160,8 @@ __global__ void __launch_bounds__(kDecodeCtaThreads, CtaLayout<kHeadDim, kTiles>
   }
   ItemQueue queue(header.tickets, num_items);
   const auto attend_tail = [&](int kv_head) {
-    if constexpr (takes_trees(kHeadDim)) attend_tails<kHeadDim, kTiles>(args, item, kv_head, shared);
+    if constexpr (takes_trees(kHeadDim))
+      attend_tails<kHeadDim, kTiles>(args, item, kv_head, shared);
   };
   for (;;) {
     const int kv_head = index % args.num_kv_heads;

@@ -63,9 +63,10 @@ int head_gate_cuda(const HeadGateParams& params, void* stream) {
   if (params.num_rows == 0) return cudaSuccess;
   constexpr int kBlock = kThreads * kColumns;
   const int num_blocks = (params.num_heads * params.head_dim + kBlock - 1) / kBlock;
-  return cuda::launch(head_gate_kernel,
-                      dim3(static_cast<unsigned>(params.num_rows), static_cast<unsigned>(num_blocks)),
-                      kThreads, 0, stream, params);
+  return cuda::launch(
+      head_gate_kernel,
+      dim3(static_cast<unsigned>(params.num_rows), static_cast<unsigned>(num_blocks)), kThreads, 0,
+      stream, params);
 }
 
 }  // namespace openspec

@@ -38,11 +38,11 @@ bool is_supported(const SpanAttentionParams& params) {
   return params.dtype == DType::kBF16 &&
          (params.kv.head_dim == kMaxHeadDim || params.kv.head_dim == kMidHeadDim ||
           params.kv.head_dim == kMinHeadDim) &&
-         (takes_trees(params.kv.head_dim) || !params.rows.may_have_trees) &&
-         num_kv_heads > 0 && params.num_q_heads % num_kv_heads == 0 &&
-         group_of(params) <= kMaxGroup && params.kv.page_size > 0 &&
-         params.kv.page_size % kLineRows == 0 && params.rows.num_spans <= kMaxSpans &&
-         params.window >= 0 && (params.is_causal || !params.window_follows_rows) &&
+         (takes_trees(params.kv.head_dim) || !params.rows.may_have_trees) && num_kv_heads > 0 &&
+         params.num_q_heads % num_kv_heads == 0 && group_of(params) <= kMaxGroup &&
+         params.kv.page_size > 0 && params.kv.page_size % kLineRows == 0 &&
+         params.rows.num_spans <= kMaxSpans && params.window >= 0 &&
+         (params.is_causal || !params.window_follows_rows) &&
          cuda::are_aligned(params.q, params.out, params.kv.data, params.workspace);
 }
 
@@ -53,9 +53,7 @@ int log2_of(int value) {
   return log2;
 }
 
-bool has_mid_heads(const SpanAttentionParams& params) {
-  return params.kv.head_dim == kMidHeadDim;
-}
+bool has_mid_heads(const SpanAttentionParams& params) { return params.kv.head_dim == kMidHeadDim; }
 
 /// What computes decode tiles.
 struct DecodeKernel {
@@ -403,9 +401,8 @@ int launch_clusters(const SpanAttentionParams& params, const Workspace& workspac
 size_t span_attention_workspace_bytes_cuda(int max_num_rows, int max_num_spans, int num_q_heads,
                                            int head_dim, int max_tokens) {
   Workspace workspace;
-  return lay_out(
-      {max_num_rows, max_num_spans, num_q_heads, head_dim, max_tokens, cuda::num_sms()}, nullptr,
-      workspace);
+  return lay_out({max_num_rows, max_num_spans, num_q_heads, head_dim, max_tokens, cuda::num_sms()},
+                 nullptr, workspace);
 }
 
 bool has_span_attention_cuda(int head_dim) {

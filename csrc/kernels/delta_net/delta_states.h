@@ -19,9 +19,9 @@ OPENSPEC_HD int folded_blocks(int position) {
   return block > 0 ? block - 1 : 0;
 }
 
-/// Blocks that a state may hold after a span of `num_rows` rows from `position` on, of which all but
-/// the first and its last kMaxDeltaStepRows - 1 are known tokens: wherever the next span begins, its
-/// rows read that state, or that and one block more.
+/// Blocks that a state may hold after a span of `num_rows` rows from `position` on, of which all
+/// but the first and its last kMaxDeltaStepRows - 1 are known tokens: wherever the next span
+/// begins, its rows read that state, or that and one block more.
 OPENSPEC_HD int folded_after(int position, int num_rows) {
   const int num_settled = num_rows - kMaxDeltaStepRows;
   return folded_blocks(position + (num_settled > 0 ? num_settled : 0));

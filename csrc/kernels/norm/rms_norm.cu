@@ -229,11 +229,10 @@ int rms_norm_cuda(const RmsNormParams& given, void* stream) {
       (params.delta != nullptr) + (params.delta_partials != nullptr) + (params.exchange != nullptr);
   const bool has_delta = num_deltas > 0;
   const bool is_wide = params.width > kMaxWidth || params.residual_stride != params.width;
-  if (params.dtype != DType::kBF16 || params.width <= 0 ||
-      params.width % 16 != 0 || (is_wide && has_delta) || num_deltas > 1 ||
-      params.out_stride < params.width || params.out_stride % 8 != 0 ||
-      params.residual_stride < params.width || params.residual_stride % 8 != 0 ||
-      (params.starts_residual && !has_delta) ||
+  if (params.dtype != DType::kBF16 || params.width <= 0 || params.width % 16 != 0 ||
+      (is_wide && has_delta) || num_deltas > 1 || params.out_stride < params.width ||
+      params.out_stride % 8 != 0 || params.residual_stride < params.width ||
+      params.residual_stride % 8 != 0 || (params.starts_residual && !has_delta) ||
       (params.delta_partials != nullptr && params.num_partials < 1) ||
       !has_legal_exchange(params) ||
       !cuda::are_aligned(params.residual, params.delta, params.delta_partials, params.weight,

@@ -67,14 +67,19 @@ constexpr int kAppendThreads = 128;
 constexpr int kAppendBlocks = 12;  // per SM: 40 registers, to fit beside linears as rms_norm does
 constexpr int kPairsPerLane = 4;   // a lane holds columns j .. j + 3 and half + j .. half + j + 3
 
-/// Turns pairs of a lane's columns and of those half of what turns further on.
-template <typename Floats>
-__device__ __forceinline__ void turn(const Floats& low, const Floats& high, const Floats& cosine,
-                                     const Floats& sine, Floats& to_low, Floats& to_high) {
+/// Columns that turn with those of another lane, `apart` from it: the second of two `is_partner`.
+/// All lanes of a warp take part.
+template <int kLanes, typename Floats>
+__device__ __forceinline__ void turn_among_lanes(Floats& x, const Floats& cosine,
+                                                 const Floats& sine, int apart, bool turns,
+                                                 bool is_partner) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int other = is_partner ? lane - apart : lane + apart;
 #pragma unroll
   for (int i = 0; i < kPairsPerLane; ++i) {
-    to_low.x[i] = __fsub_rn(__fmul_rn(low.x[i], cosine.x[i]), __fmul_rn(high.x[i], sine.x[i]));
-    to_high.x[i] = __fadd_rn(__fmul_rn(high.x[i], cosine.x[i]), __fmul_rn(low.x[i], sine.x[i]));
+    const float crossed = __fmul_rn(__shfl_sync(kAllLanes, x.x[i], other, kLanes), sine.x[i]);
+    const float turned = __fadd_rn(__fmul_rn(x.x[i], cosine.x[i]), is_partner ? crossed : -crossed);
+    if (turns) x.x[i] = turned;
   }
 }
 
@@ -118,7 +123,9 @@ __device__ __forceinline__ void append_row(const RopeAppendParams& params) {
   const bool turns = !kTurnsPartly || column < 2 * turning_half;
   const bool is_partner = kTurnsPartly && turns && column >= turning_half;
   const float* cos_sin = params.cos_sin + row * 2 * turning_half +
-                         (!turns ? 0 : is_partner ? column - turning_half : column);
+                         (!turns       ? 0
+                          : is_partner ? column - turning_half
+                                       : column);
   const Floats cosine = cuda::load_pack<Floats>(cos_sin);
   const Floats sine = cuda::load_pack<Floats>(cos_sin + turning_half);
   const int64_t slot = params.rows.row_kv_slot[row];
@@ -161,28 +168,19 @@ __device__ __forceinline__ void append_row(const RopeAppendParams& params) {
     low = cuda::round_to_bf16(low);
     high = cuda::round_to_bf16(high);
   }
-  Floats turned_low, turned_high;
   if constexpr (kTurnsPartly) {
-    const int apart = turning_half / kPairsPerLane;  // lanes
-    const int lane = static_cast<int>(threadIdx.x) % kLanes;
-    Floats partner;
+    turn_among_lanes<kLanes>(low, cosine, sine, turning_half / kPairsPerLane, turns, is_partner);
+  } else {
 #pragma unroll
     for (int i = 0; i < kPairsPerLane; ++i) {
-      partner.x[i] =
-          __shfl_sync(kAllLanes, low.x[i], is_partner ? lane - apart : lane + apart, kLanes);
+      const float x = low.x[i], y = high.x[i];
+      low.x[i] = __fsub_rn(__fmul_rn(x, cosine.x[i]), __fmul_rn(y, sine.x[i]));
+      high.x[i] = __fadd_rn(__fmul_rn(y, cosine.x[i]), __fmul_rn(x, sine.x[i]));
     }
-    const Floats& first = is_partner ? partner : low;
-    const Floats& second = is_partner ? low : partner;
-    turn(first, second, cosine, sine, turned_low, turned_high);
-    if (is_partner) turned_low = turned_high;
-    if (!turns) turned_low = low;
-    turned_high = high;
-  } else {
-    turn(low, high, cosine, sine, turned_low, turned_high);
   }
   if (!is_v) {
-    low_bits = cuda::to_bf16(turned_low);
-    high_bits = cuda::to_bf16(turned_high);
+    low_bits = cuda::to_bf16(low);
+    high_bits = cuda::to_bf16(high);
   }
 
   if (wanted >= num_heads || (!is_q && slot < 0)) return;

@@ -41,7 +41,7 @@ struct StepSpan {
   int32_t num_new_tokens = 0;  // known tokens to compute: 1 in decode
   int32_t max_drafts = 0;      // that pages are reserved for
   float acceptance =
-      0.0f;  // conditional, of each draft: which drafts go first where rows are short
+      0.0f;           // conditional, of each draft: which drafts go first where rows are short
   int32_t folds = 0;  // boolean: there are pages to fold the base into
 };
 /// A slot that the host (re)wrote.
@@ -75,7 +75,7 @@ struct BeginStepParams {
   const StepSpan* host_spans = nullptr;      // [header.num_spans]
   const SlotUpdate* slot_updates = nullptr;  // [header.num_slot_updates]
   const PageUpdate* page_updates = nullptr;  // [header.num_page_updates]
-  const int32_t* base_targets = nullptr;     // [header.num_spans, pages_per_base] of those that fold
+  const int32_t* base_targets = nullptr;  // [header.num_spans, pages_per_base] of those that fold
   DeviceTable table;
   int max_spans = 0;
   StepHeader* out_header = nullptr;  // for the step's StepInput

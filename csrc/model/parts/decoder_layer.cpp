@@ -195,10 +195,9 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
     at.linear = areas.take(1, kLinearWorkspaceBytesCuda);
     at.partials = areas.take(num_splits * std::min(limits.max_rows, kMaxPartialRows),
                              static_cast<size_t>(g.hidden_size) * sizeof(float));
-    at.attention =
-        areas.take(1, span_attention_workspace_bytes_cuda(limits.max_rows, limits.max_spans,
-                                                          part.q_heads.count, g.head_dim,
-                                                          limits.max_tokens));
+    at.attention = areas.take(
+        1, span_attention_workspace_bytes_cuda(limits.max_rows, limits.max_spans,
+                                               part.q_heads.count, g.head_dim, limits.max_tokens));
     at.total = areas.bytes;
     return at;
   }

@@ -107,8 +107,7 @@ class HybridTarget final : public TargetModel, DecoderModel<HybridConfig, Hybrid
   static size_t scratch_bytes_of(const TargetSetup& setup) {
     const HybridConfig c(setup);
     return scratch_bytes(c, setup.dtype, setup.device, setup.limits, setup.num_threads) +
-           DeltaNetPart::bytes(c.shape, setup.dtype, setup.device, setup.limits,
-                               setup.num_threads);
+           DeltaNetPart::bytes(c.shape, setup.dtype, setup.device, setup.limits, setup.num_threads);
   }
   static StateNeeds state_needs_of(const TargetSetup& setup) {
     const HybridConfig c(setup);

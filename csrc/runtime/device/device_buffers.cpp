@@ -76,8 +76,8 @@ size_t take_outcomes(std::byte* base, StepOutcomeArrays& outcome, const RunnerCo
 
 }  // namespace
 
-size_t DeviceArrays::lay_out(std::byte* base, const RunnerConfig& config,
-                             const DrafterNeeds& needs, int pages_per_base) {
+size_t DeviceArrays::lay_out(std::byte* base, const RunnerConfig& config, const DrafterNeeds& needs,
+                             int pages_per_base) {
   Carver carver(base);
   const size_t seqs = as_index(config.max_num_seqs), rows = as_index(config.max_num_batched_tokens);
   table.tokens_stride = config.max_model_len;

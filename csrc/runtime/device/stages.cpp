@@ -188,16 +188,15 @@ void DeviceStages::score(const StepShape& shape) {
   DeltaStates bases = context_.base_memory;
   bases.read_pages = arrays_.table.base_pages;
   bases.write_pages = arrays_.table.base_targets;
-  context_.target.forward(
-      exec_, row_batch(shape),
-      {.page_table = {arrays_.table.pages, arrays_.table.max_pages_per_seq},
-       .kv = context_.kv_layers,
-       .states = {.records = context_.records,
-                  .tails = context_.tails,
-                  .bases = bases,
-                  .folded_read = arrays_.folded_read,
-                  .folded_write = arrays_.folded_write}},
-      capture_layers_, captured_.data());
+  context_.target.forward(exec_, row_batch(shape),
+                          {.page_table = {arrays_.table.pages, arrays_.table.max_pages_per_seq},
+                           .kv = context_.kv_layers,
+                           .states = {.records = context_.records,
+                                      .tails = context_.tails,
+                                      .bases = bases,
+                                      .folded_read = arrays_.folded_read,
+                                      .folded_write = arrays_.folded_write}},
+                          capture_layers_, captured_.data());
 }
 
 void DeviceStages::choose(const RowBatch& rows, int num_samples, const Masks* masks) {

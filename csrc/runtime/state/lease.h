@@ -105,8 +105,8 @@ struct StepLease {
   std::vector<uint64_t> serials;  // by span: which occupant of the slot is meant
   std::vector<bool> is_sampled;   // by span: whether it reaches the last known token
   std::vector<PageLease> pages;   // by span
-  // By span: pages for a base to fold into (SlotBases), or none; once the step is laid out, how many
-  // blocks its base holds then. A made-up step has neither.
+  // By span: pages for a base to fold into (SlotBases), or none; once the step is laid out, how
+  // many blocks its base holds then. A made-up step has neither.
   std::vector<PageLease> bases;
   std::vector<int> num_folded;
   // By span: the position of its first row; of a decode step after another one, at least.

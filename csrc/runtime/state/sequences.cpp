@@ -49,9 +49,9 @@ int Sequences::num_pages_needed(int slot, int num_rows) const {
       std::min(limits_.max_model_len,
                std::max(table_.num_tokens(slot), table_.kv_len(slot) + in_flight.num_rows + 1));
   const int end_of_drafting = has_drafts ? most_tokens + limits_.num_draft_entries : 0;
-  const int num_base_pages =
-      bases_.folds(slot, table_.kv_len(slot) + in_flight.num_rows, num_rows) ? bases_.num_pages()
-                                                                             : 0;
+  const int num_base_pages = bases_.folds(slot, table_.kv_len(slot) + in_flight.num_rows, num_rows)
+                                 ? bases_.num_pages()
+                                 : 0;
   return num_base_pages +
          std::max(0, table_.pages_for(std::max(end + limits_.num_rows_behind, end_of_drafting)) -
                          table_.num_pages(slot) - in_flight.num_pages);

@@ -463,11 +463,29 @@ struct DeviceCheck {
   }
 
   void check_guards() const {
-    for (const DeviceBuffer* buffer :
-         {&token, &position, &span, &parent, &kv_slot, &span_begin, &sample_begin, &sample_row,
-          &score_token, &out_tokens, &out_samples, &out_drafts, &out_parents, &out_scores,
-          &committed_row, &outcomes, &folded_read, &folded_write, &device.tokens, &device.numbers,
-          &device.num_folded, &device.base_pages, &device.base_targets}) {
+    for (const DeviceBuffer* buffer : {&token,
+                                       &position,
+                                       &span,
+                                       &parent,
+                                       &kv_slot,
+                                       &span_begin,
+                                       &sample_begin,
+                                       &sample_row,
+                                       &score_token,
+                                       &out_tokens,
+                                       &out_samples,
+                                       &out_drafts,
+                                       &out_parents,
+                                       &out_scores,
+                                       &committed_row,
+                                       &outcomes,
+                                       &folded_read,
+                                       &folded_write,
+                                       &device.tokens,
+                                       &device.numbers,
+                                       &device.num_folded,
+                                       &device.base_pages,
+                                       &device.base_targets}) {
       CHECK(buffer->guard_is_whole());
     }
   }
@@ -621,8 +639,8 @@ struct DeviceCheck {
   const DeviceBuffer token{rows}, position{rows}, span{rows}, parent{rows}, kv_slot{2 * rows},
       span_begin{(kSeqs + 1) * 4}, span_kv_len{kSeqs * 4}, span_seq{kSeqs * 4},
       num_usable{kSeqs * 4}, num_granted{kSeqs * 4}, first_choice{kSeqs * 4},
-      folded_read{kSeqs * 4}, folded_write{kSeqs * 4},
-      sample_begin{(kSeqs + 1) * 4}, sample_row{static_cast<size_t>(num_samples) * 4},
+      folded_read{kSeqs * 4}, folded_write{kSeqs * 4}, sample_begin{(kSeqs + 1) * 4},
+      sample_row{static_cast<size_t>(num_samples) * 4},
       score_token{static_cast<size_t>(num_samples) * 4};
   const DeviceBuffer num_computed_rows{kSeqs * sizeof(int32_t)},
       outcomes{size_t{kRing} * kSeqs * sizeof(StepOutcome)},
