@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import random
+import shutil
 from collections.abc import Iterator
 from itertools import repeat
+from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from openspec import _C
@@ -20,6 +24,7 @@ from openspec.engine.core.engine_core import EngineCore
 from openspec.errors import ConfigError
 from openspec.messages import SamplingParams, SpeculativeOptions
 from openspec.specs.runner import RunnerConfig
+from openspec.tools.quantize import write_quantized
 from tests.gates import harness, hybrid_target
 from tests.gates.grammars import KINDS, grammar_core
 from tests.gates.harness import Job, Result, make_core, run, run_alone, texts
@@ -315,7 +320,6 @@ def test_prefixes_make_room() -> None:
             "chains of drafts, not trees: set draft_top_k to 1",
         ),
         ({"tensor_parallel_size": 2}, "run on one device"),
-        ({"quantization": "fp8"}, "not for models with layers of linear attention yet"),
         ({"page_size": 2}, "raise page_size"),
     ],
 )
@@ -324,6 +328,59 @@ def test_refusals(settings: dict[str, Any], message: str) -> None:
         pytest.skip("what a device refuses besides would come first")
     with pytest.raises(ConfigError, match=message):
         make_core(**settings)
+
+
+def publish(folder: Path, tmp_path: Path) -> Path:
+    """Blocks of codes as Qwen publishes them, beside parts in codes that do not run."""
+    root = tmp_path / "published"
+    shutil.copytree(folder, root)
+    tensors = safetensors.torch.load_file(root / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_scale")]:
+        tensors[f"{name}_inv"] = tensors.pop(name).to(torch.bfloat16)
+    tensors["mtp.fc.weight"] = torch.ones(128, 128).to(torch.float8_e4m3fn)
+    tensors["mtp.fc.weight_scale_inv"] = torch.ones(1, 1)
+    safetensors.torch.save_file(tensors, root / "model.safetensors", {"format": "pt"})
+    config = json.loads((root / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "weight_block_size": [128, 128],
+        "activation_scheme": "dynamic",
+        "modules_to_not_convert": [
+            "lm_head",
+            "model.visual.merger",
+            *(
+                name.removesuffix(".weight")
+                for name in tensors
+                if name.endswith(("in_proj_a.weight", "in_proj_b.weight", "conv1d.weight"))
+            ),
+        ],
+    }
+    (root / "config.json").write_text(json.dumps(config))
+    return root
+
+
+@pytest.mark.parametrize("wanted", ["fp8", "fp8_per_block"])
+def test_weights_in_codes(wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made at load, written before, and as published: one text each, with drafts and without."""
+    batch = batch_of(4)
+    monkeypatch.setattr(harness, "MODEL", str(hybrid_target.folder(nested=True)))
+    core = make_core(method="none", quantization=wanted)
+    plain = texts(run_alone(core, batch))
+    assert plain != expected(16)[:4]
+    written = tmp_path / "written"
+    write_quantized(hybrid_target.folder(nested=True), written, wanted)
+    folders = [written]
+    if wanted == "fp8_per_block":
+        folders.append(publish(written, tmp_path))
+    for folder in folders:
+        monkeypatch.setattr(harness, "MODEL", str(folder))
+        drafting = make_core(method="ngram", ngram_min=1, num_speculative_tokens=4)
+        found = texts(run(drafting, batch))
+        if folder == written:
+            assert found == plain
+        else:  # whose scales are rounded
+            assert found == texts(run_alone(make_core(method="none"), batch))
 
 
 def test_a_model_that_reads_images_as_well(
