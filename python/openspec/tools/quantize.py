@@ -28,7 +28,6 @@ from openspec.checkpoint.quantization.weight_format import MADE, WeightFormat, m
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import INDEX_FILE, checkpoint_files, engine_name
 from openspec.errors import ConfigError
-from openspec.specs.layers import DeltaNetSpec
 
 if TYPE_CHECKING:
     import torch
@@ -83,8 +82,7 @@ def write_quantized(source: Path, target: Path, wanted: str) -> str:
             index = {"metadata": {}, "weight_map": weight_map}
             (target / INDEX_FILE).write_text(json.dumps(index, indent=1))
         config = json.loads((root / "config.json").read_text())
-        is_hybrid = any(isinstance(layer.mixer, DeltaNetSpec) for layer in model.spec.layers)
-        config[CONFIG] = _config(MADE[wanted], is_hybrid=is_hybrid)
+        config[CONFIG] = _config(MADE[wanted], is_hybrid=model.spec.kind == "hybrid")
         (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     except OSError as error:
         raise ConfigError(f"{target}: cannot be written: {error}; name another folder") from None
