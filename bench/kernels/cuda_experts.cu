@@ -75,8 +75,7 @@ struct Layer {
 
 Layer random_layer(uint64_t seed) {
   Layer layer;
-  layer.route.router =
-      random_stack(1, kExperts, kHidden, LinearEpilogue::kNone, 3 * seed).first;
+  layer.route.router = random_stack(1, kExperts, kHidden, LinearEpilogue::kNone, 3 * seed).first;
   layer.route.expert = device_array<int32_t>(kMaxRows * kTopK);
   layer.route.weight = device_array<float>(kMaxRows * kTopK);
   layer.route.top_k = kTopK;
@@ -84,8 +83,7 @@ Layer random_layer(uint64_t seed) {
   layer.route.dtype = DType::kBF16;
   layer.experts.gate_up =
       random_stack(kExperts, 2 * kInner, kHidden, LinearEpilogue::kSwiGlu, 3 * seed + 1);
-  layer.experts.down =
-      random_stack(kExperts, kHidden, kInner, LinearEpilogue::kNone, 3 * seed + 2);
+  layer.experts.down = random_stack(kExperts, kHidden, kInner, LinearEpilogue::kNone, 3 * seed + 2);
   layer.experts.expert = layer.route.expert;
   layer.experts.weight = layer.route.weight;
   layer.experts.top_k = kTopK;
@@ -97,8 +95,8 @@ double distinct_experts(const std::vector<Layer>& layers, int num_rows) {
   double sum = 0;
   std::vector<int32_t> chosen(size_t(num_rows) * kTopK);
   for (const Layer& layer : layers) {
-    CHECK_CUDA(cudaMemcpy(chosen.data(), layer.route.expert, chosen.size() * 4,
-                          cudaMemcpyDeviceToHost));
+    CHECK_CUDA(
+        cudaMemcpy(chosen.data(), layer.route.expert, chosen.size() * 4, cudaMemcpyDeviceToHost));
     sum += double(std::set<int32_t>(chosen.begin(), chosen.end()).size());
   }
   return sum / kLayers;
@@ -155,9 +153,8 @@ int main(int argc, char** argv) {
           layer_us / floor_us, layer_us - floor_us, tflops, route_us, experts_us);
       std::fflush(stdout);
       runs.push_back("{\"rows\": " + std::to_string(num_rows) +
-                     ", \"shared\": " + std::to_string(shared) +
-                     ", \"distinct_experts\": " + std::to_string(distinct) +
-                     ", \"floor_us\": " + std::to_string(floor_us) +
+                     ", \"shared\": " + std::to_string(shared) + ", \"distinct_experts\": " +
+                     std::to_string(distinct) + ", \"floor_us\": " + std::to_string(floor_us) +
                      ", \"layer_us\": " + std::to_string(layer_us) +
                      ", \"route_us\": " + std::to_string(route_us) +
                      ", \"experts_us\": " + std::to_string(experts_us) + "}");

@@ -10,6 +10,8 @@
 
 namespace openspec::cuda {
 
+inline constexpr uint32_t kMinusInfinity = 0xff80;  // of bf16
+
 /// Of a logit in bf16: greater for a greater logit, and of equal ones for the lower index; never 0.
 __device__ __forceinline__ uint32_t logit_key(uint32_t bits, int index) {
   if (bits == 0x8000) bits = 0;  // zeros are equal
@@ -24,13 +26,22 @@ __device__ __forceinline__ float logit_of_key(uint32_t key) {
   return __uint_as_float((rising & 0x8000 ? rising & 0x7fff : ~rising & 0xffff) << 16);
 }
 
-/// The warp's row: lane l has the bits of the logits of experts l, l + 32, ...; minus infinity
-/// where there are no more. `expert` and `weight`: of the row.
+/// A warp's row: lane l has the bits of the logits of experts l, l + 32, ...; kMinusInfinity where
+/// there are no more.
 template <int kPerLane>
-__device__ __forceinline__ void choose_experts(const uint32_t (&bits)[kPerLane], int num_experts,
-                                               int top_k, bool norm_top_k, int32_t* expert,
-                                               float* weight, int lane) {
+__device__ __forceinline__ void choose_row(const uint32_t (&bits)[kPerLane],
+                                           const RouteParams& params, int64_t row, int lane) {
   constexpr unsigned kAllLanes = 0xffffffffu;
+  const int num_experts = params.num_experts, top_k = params.top_k;
+  int32_t* const expert = params.expert + row * top_k;
+  float* const weight = params.weight + row * top_k;
+  if (params.row_span != nullptr && __ldcg(params.row_span + row) < 0) {
+    if (lane < top_k) {
+      expert[lane] = -1;
+      weight[lane] = 0.0f;
+    }
+    return;
+  }
   uint32_t keys[kPerLane], most_key = 0;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
@@ -64,7 +75,7 @@ __device__ __forceinline__ void choose_experts(const uint32_t (&bits)[kPerLane],
     chosen = __fadd_rn(chosen, __shfl_sync(kAllLanes, share, s));
     place += __shfl_sync(kAllLanes, index, s) < index;
   }
-  if (norm_top_k) share = __fdiv_rn(share, chosen);
+  if (params.norm_top_k) share = __fdiv_rn(share, chosen);
   if (lane < top_k) {
     expert[place] = index;
     weight[place] = share;

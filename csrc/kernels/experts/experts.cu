@@ -54,8 +54,7 @@ struct Places {
     inner = pair + area(num_pairs, sizeof(int32_t));
     down = inner + area(std::max(num_pairs, few_places) * static_cast<size_t>(intermediate_size),
                         sizeof(__nv_bfloat16));
-    total =
-        down + area(num_pairs * static_cast<size_t>(hidden_size), sizeof(__nv_bfloat16));
+    total = down + area(num_pairs * static_cast<size_t>(hidden_size), sizeof(__nv_bfloat16));
   }
 };
 

@@ -45,8 +45,8 @@ class Segments {
         num_units_(num_units),
         chunk_units_(chunk_units),
         num_chunks_((num_units + chunk_units - 1) / chunk_units),
-        num_items_((has_few_rows() ? few.num_segments : __ldcg(pairs.num_segments)) *
-                   num_chunks_) {}
+        num_items_((has_few_rows() ? few.num_segments : __ldcg(pairs.num_segments)) * num_chunks_) {
+  }
 
   __device__ __forceinline__ bool has_few_rows() const { return num_rows_ <= kFewRows; }
   __device__ __forceinline__ int num_items() const { return num_items_; }

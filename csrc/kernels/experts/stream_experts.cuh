@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "kernels/common/launch.cuh"
+#include "kernels/experts/chain_rows.cuh"
 #include "kernels/experts/segments.cuh"
 #include "kernels/linear/linear_stack.h"
 #include "kernels/linear/stream.cuh"
@@ -27,7 +28,7 @@ struct ExpertsJob {
   int num_rows, top_k;
   int chunk_units;      // of an item
   int num_slots = 0;    // of a warp's WeightRing
-  int num_buffers = 0;  // of a warp's ExpertActivations
+  int num_buffers = 0;  // of a warp's activations: with two, the next segment's come in time
   int chain_steps = 0;  // of the longest chain
   int num_scales = 0;   // of an expert
 };
@@ -42,91 +43,51 @@ struct ExpertsShared {
         barriers(sums + sum_bytes),
         table(barriers + barrier_bytes(job.num_slots)),
         activations(table + static_cast<int>((sizeof(FewRowsTable) + 15) / 16 * 16)),
-        total(activations + job.num_buffers * kStreamWarps *
-                                activation_bytes(num_tiles, job.chain_steps)) {}
+        total(activations +
+              job.num_buffers * kStreamWarps * activation_bytes(num_tiles, job.chain_steps)) {}
 };
 
-__device__ __forceinline__ void copy_to_shared(uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-/// A warp's activations in shared memory: its chain's inputs of the rows of a segment. Those of
-/// rows that are not there are whatever lay there; no other row's products depend on them.
+/// A warp's activations: its chain's inputs of the rows of a segment.
 template <int kTiles, bool kIsGateUp>
 class ExpertActivations {
  public:
+  /// `shared`: of the warp's first buffer.
   __device__ __forceinline__ ExpertActivations(const ExpertsJob& job, const Chain& chain,
                                                uint32_t shared, int lane)
-      : job_(job), chain_(chain), lane_(lane), shared_(shared) {}
+      : job_(job), chain_(chain), shared_(shared), lane_(lane) {}
 
+  __device__ __forceinline__ ChainRows<kTiles> rows(int buffer) const {
+    const int buffer_bytes = kStreamWarps * activation_bytes(kTiles, job_.chain_steps);
+    return {shared_ + buffer * buffer_bytes, job_.chain_steps, lane_};
+  }
   /// Whether two segments' are the same.
   __device__ __forceinline__ bool are_same(const ExpertItem& a, const ExpertItem& b) const {
     return (kIsGateUp && job_.num_rows <= kFewRows) || a.first_place == b.first_place;
   }
-
   /// Starts to copy the step's rows, of which there are few.
-  __device__ __forceinline__ void fetch_step() {
-    fetch(0, job_.num_rows, [&](int row) -> int64_t { return row; });
+  __device__ __forceinline__ void fetch_step() const {
+    fetch(0, job_.num_rows, [](int row) -> int64_t { return row; });
   }
   /// Starts to copy a segment's rows.
   __device__ __forceinline__ void fetch(int buffer, const Segments& segments,
-                                        const ExpertItem& item) {
+                                        const ExpertItem& item) const {
     fetch(buffer, item.num_rows, [&](int row) -> int64_t {
       const int place = item.first_place + row;
       if (kIsGateUp) return segments.pair(place) / job_.top_k;
       return segments.has_few_rows() && segments.pair(place) < 0 ? -1 : place;
     });
   }
-  /// All that was started is there.
-  __device__ __forceinline__ void wait(int buffer) {
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    __syncwarp();
-    from_ = at(buffer) + (lane_ / 16 * 8 + lane_ % 8) * pitch() + lane_ / 8 % 2 * 16;
-  }
-
-  /// The operands of a step of the chain.
-  __device__ __forceinline__ void load(int step, uint32_t (&x)[kTiles][2]) const {
-    const uint32_t from = from_ + step * (2 * kLinearStep);
-#pragma unroll
-    for (int tile = 0; tile + 1 < kTiles; tile += 2) {
-      uint32_t words[4];
-      load_matrices(words, from + tile * 8 * pitch());
-      x[tile][0] = words[0];
-      x[tile][1] = words[1];
-      x[tile + 1][0] = words[2];
-      x[tile + 1][1] = words[3];
-    }
-    if constexpr (kTiles % 2 == 1) load_matrices(x[kTiles - 1], from + (kTiles - 1) * 8 * pitch());
-  }
 
  private:
-  __device__ __forceinline__ int pitch() const { return activation_pitch(job_.chain_steps); }
-  __device__ __forceinline__ uint32_t at(int buffer) const {
-    return shared_ + buffer * kStreamWarps * activation_bytes(kTiles, job_.chain_steps);
-  }
-
-  /// `row_of`: of x, -1: none.
   template <typename RowOf>
-  __device__ __forceinline__ void fetch(int buffer, int num_rows, const RowOf& row_of) {
-    __syncwarp();  // every lane is done with what was there
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const int row = tile * 8 + lane_ / 4;
-      const int64_t of = row < num_rows ? row_of(row) : -1;
-      if (of < 0) continue;
-      const __nv_bfloat16* from = job_.x + of * job_.weights.first.num_inputs +
-                                  chain_.first_step * kLinearStep;
-      const uint32_t to = at(buffer) + row * pitch();
-      for (int octet = lane_ % 4; octet < 2 * chain_.num_steps; octet += 4) {
-        copy_to_shared(to + octet * 16, from + octet * 8);
-      }
-    }
+  __device__ __forceinline__ void fetch(int buffer, int num_rows, const RowOf& row_of) const {
+    rows(buffer).fetch(job_.x, job_.weights.first.num_inputs, chain_, num_rows, row_of);
   }
 
   const ExpertsJob& job_;
   const Chain& chain_;
+  uint32_t shared_;
   int lane_;
-  uint32_t shared_, from_ = 0;
 };
 
 /// Where a warp's next weights come from: its chain of every unit of the block's items.
@@ -177,12 +138,12 @@ class ExpertFeed {
 };
 
 /// Multiplies a chain of a unit; its weights come by `ring`, which `feed` keeps full.
-template <WeightForm kForm, int kTiles, typename Activations>
+template <WeightForm kForm, int kTiles>
 __device__ __forceinline__ void multiply_chain(ChainSums<kForm, kTiles>& sums,
                                                const PackedLinear& weight, const Chain& chain,
                                                int unit, WeightRing<kForm>& ring,
                                                ExpertFeed<kForm>& feed,
-                                               const Activations& activations, int lane) {
+                                               const ChainRows<kTiles>& rows, int lane) {
 #pragma unroll 1
   for (int begin = 0; begin < chain.num_steps; begin += kSlotSteps) {
     const uint32_t from = ring.wait();
@@ -191,7 +152,7 @@ __device__ __forceinline__ void multiply_chain(ChainSums<kForm, kTiles>& sums,
       if (begin + i < chain.num_steps) {
         uint32_t weights[4], x[kTiles][2];
         load_weights<kForm>(weights, from, i, lane);
-        activations.load(begin + i, x);
+        rows.load(begin + i, x);
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
           multiply_add(sums.products[tile], weights, x[tile][0], x[tile][1]);
@@ -296,7 +257,8 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
   if (!kIsGateUp || !has_few_rows) activations.fetch(0, segments, item);
   int sum_buffer = 0, buffer = 0;
   for (;;) {
-    activations.wait(buffer);
+    wait_for_rows();
+    const ChainRows<kTiles> rows = activations.rows(buffer);
     const bool has_next = id + stride < num_items;
     ExpertItem next = item;
     if (has_next) next = segments.item(id + stride);
@@ -307,7 +269,7 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
 #pragma unroll 1
     for (int unit = item.first_unit; unit < item.last_unit; ++unit) {
       ChainSums<kForm, kTiles> chain_sums;
-      multiply_chain(chain_sums, weight, chain, unit, ring, feed, activations, lane);
+      multiply_chain(chain_sums, weight, chain, unit, ring, feed, rows, lane);
       store_sums<Sums>(own_sums + sum_buffer * Sums::kBufferFloats, chain_sums.whole(), lane);
       __syncthreads();
       write_unit<kForm, kTiles, kIsGateUp>(job, weight, segments, item, unit,

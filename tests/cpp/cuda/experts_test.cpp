@@ -42,7 +42,7 @@ class Experts {
  public:
   explicit Experts(const Layer& shape)
       : layer(shape),
-        router_(pack(1, shape.num_experts, shape.hidden, kNone)),
+        router_(pack(1, num_outputs(), shape.hidden, kNone)),
         gate_up_(pack(shape.num_experts, 2 * shape.inner, shape.hidden, kSwiGlu)),
         down_(pack(shape.num_experts, shape.hidden, shape.inner, kNone)) {}
 
@@ -56,6 +56,7 @@ class Experts {
     const DeviceBuffer space(experts_workspace_bytes_cuda(num_rows, layer.hidden, layer.inner,
                                                           layer.num_experts, layer.top_k));
     CHECK_CUDA(route_experts_cuda({.router = router_.first,
+                                   .num_experts = layer.num_experts,
                                    .x = rows.data(),
                                    .row_span = spans.as<int32_t>(),
                                    .expert = expert.as<int32_t>(),
@@ -84,8 +85,10 @@ class Experts {
     return found;
   }
 
+  /// Of the router, of which the first are experts.
+  int num_outputs() const { return (layer.num_experts + 15) / 16 * 16; }
   std::vector<uint16_t> logits(const std::vector<uint16_t>& x) const {
-    return linear(router_.first, x, layer.num_experts);
+    return linear(router_.first, x, num_outputs());
   }
 
   /// What rows come to that are routed as `routes` says, one expert after the other.
@@ -102,8 +105,8 @@ class Experts {
         pairs.push_back(i);
       }
       if (pairs.empty()) continue;
-      const std::vector<uint16_t> rows = linear(
-          down_.at(e), linear(gate_up_.at(e), own, layer.inner), layer.hidden);
+      const std::vector<uint16_t> rows =
+          linear(down_.at(e), linear(gate_up_.at(e), own, layer.inner), layer.hidden);
       for (size_t i = 0; i < pairs.size(); ++i) {
         float* to = &sums[pairs[i] / top_k * hidden];
         for (size_t c = 0; c < hidden; ++c) {
@@ -137,11 +140,13 @@ class Experts {
                                           1.5f / std::sqrt(static_cast<float>(inputs)),
                                           buffers_.size() + 5));
     const auto& to = buffers_.emplace_back(std::make_unique<DeviceBuffer>(source.bytes()));
-    const LinearStack stack = {
-        .first = packed({"", outputs, inputs, epilogue}, to->data()), .count = count, .bytes = size * 2};
+    const LinearStack stack = {.first = packed({"", outputs, inputs, epilogue}, to->data()),
+                               .count = count,
+                               .bytes = size * 2};
     for (int i = 0; i < count; ++i) {
-      CHECK_CUDA(linear_pack_cuda(stack.first, source.as<uint16_t>() + size * static_cast<size_t>(i),
-                                  0, outputs, const_cast<void*>(stack.at(i).data), nullptr));
+      CHECK_CUDA(linear_pack_cuda(stack.first,
+                                  source.as<uint16_t>() + size * static_cast<size_t>(i), 0, outputs,
+                                  const_cast<void*>(stack.at(i).data), nullptr));
     }
     CHECK_CUDA(cudaDeviceSynchronize());
     return stack;
@@ -194,7 +199,7 @@ void check_rows(const Experts& experts, float shared) {
   const Rows all = experts.run(x, std::vector<int32_t>(kRows, 0));
   const std::vector<uint16_t> logits = experts.logits(x);
   for (size_t row = 0; row < kRows; ++row) {
-    check_route(layer, &logits[row * static_cast<size_t>(layer.num_experts)],
+    check_route(layer, &logits[row * static_cast<size_t>(experts.num_outputs())],
                 &all.expert[row * top_k], &all.weight[row * top_k]);
   }
   const std::vector<uint16_t> expected = experts.expected(x, all);
@@ -242,8 +247,8 @@ TEST(a_step_of_padding_goes_nowhere) {
   const Experts experts(kTiny);
   for (const int num_rows : {1, 8, 9, 40}) {
     const auto count = static_cast<size_t>(num_rows);
-    const Rows found = experts.run(random_rows(num_rows, kTiny.hidden, 0.0f),
-                                   std::vector<int32_t>(count, -1));
+    const Rows found =
+        experts.run(random_rows(num_rows, kTiny.hidden, 0.0f), std::vector<int32_t>(count, -1));
     for (const int32_t expert : found.expert) CHECK_EQ(expert, -1);
     for (const uint16_t bits : found.out) CHECK_EQ(bits, 0);
   }
