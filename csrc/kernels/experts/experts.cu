@@ -8,6 +8,7 @@
 #include "kernels/common/per_device.h"
 #include "kernels/experts/experts.h"
 #include "kernels/experts/stream_experts.cuh"
+#include "kernels/experts/tile_experts.h"
 #include "kernels/linear/stream_launch.cuh"
 
 namespace openspec {
@@ -18,10 +19,27 @@ using namespace cuda;
 constexpr int kColumns = 8;  // of a thread
 constexpr int kMaxThreads = 256;
 
-/// A block for each row: its experts' rows, added in their order.
+/// A block for each place: the row of x that belongs there. A fence, so that what comes after it
+/// may read how pairs are sorted before its wait.
 __global__ void __launch_bounds__(kMaxThreads)
-    combine_kernel(const __nv_bfloat16* down, const int32_t* expert, const float* weight,
-                   __nv_bfloat16* out, int width, int top_k) {
+    gather_kernel(const __nv_bfloat16* x, SortedPairs pairs, __nv_bfloat16* to, int width,
+                  int top_k) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const int64_t place = blockIdx.x;
+  if (place >= __ldcg(pairs.num_places)) return;
+  const int64_t row = __ldcg(pairs.pair + place) / top_k;
+  for (int column = threadIdx.x * kColumns; column < width; column += blockDim.x * kColumns) {
+    store_pack(to + place * width + column,
+               load_pack<Bf16Pack<kColumns>>(x + row * width + column));
+  }
+}
+
+/// A block for each row: its experts' rows, added in their order. `place`: where a pair's row lies;
+/// null: at its number.
+__global__ void __launch_bounds__(kMaxThreads)
+    combine_kernel(const __nv_bfloat16* down, const int32_t* place, const int32_t* expert,
+                   const float* weight, __nv_bfloat16* out, int width, int top_k) {
   allow_next_kernel();
   const int64_t row = blockIdx.x;
   wait_for_previous_kernel();
@@ -32,7 +50,8 @@ __global__ void __launch_bounds__(kMaxThreads)
       const int64_t pair = row * top_k + slot;
       if (__ldcg(expert + pair) < 0) continue;
       const float factor = __ldcg(weight + pair);
-      const auto term = to_floats(load_pack<Bf16Pack<kColumns>>(down + pair * width + column));
+      const int64_t from = place == nullptr ? pair : __ldcg(place + pair);
+      const auto term = to_floats(load_pack<Bf16Pack<kColumns>>(down + from * width + column));
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) sum.x[c] = __fmaf_rn(factor, term.x[c], sum.x[c]);
     }
@@ -42,19 +61,24 @@ __global__ void __launch_bounds__(kMaxThreads)
 
 /// Where things lie in the workspace, in bytes. Those of fewer rows lie within those of more.
 struct Places {
-  size_t num_segments = 0, segment, pair, inner, down, total;
+  size_t counts = 0;  // of SortedPairs
+  size_t segment, pair, place;
+  size_t inner;   // [places] what comes between the two products
+  size_t hidden;  // [places] rows of x, then those of down, or of down [num_pairs] alone
+  size_t total;
 
   Places(int num_rows, int top_k, int hidden_size, int intermediate_size, int num_experts) {
     const auto area = [](size_t count, size_t bytes) { return (count * bytes + 255) / 256 * 256; };
     const auto num_pairs = static_cast<size_t>(num_rows) * static_cast<size_t>(top_k);
     const size_t max_segments = static_cast<size_t>(num_experts) + num_pairs / 8;
     const size_t few_places = FewRowsTable::kSegments * kFewRows;
-    segment = num_segments + area(1, sizeof(int32_t));
+    segment = counts + area(2, sizeof(int32_t));
     pair = segment + area(max_segments, sizeof(ExpertRange));
-    inner = pair + area(num_pairs, sizeof(int32_t));
-    down = inner + area(std::max(num_pairs, few_places) * static_cast<size_t>(intermediate_size),
-                        sizeof(__nv_bfloat16));
-    total = down + area(num_pairs * static_cast<size_t>(hidden_size), sizeof(__nv_bfloat16));
+    place = pair + area(num_pairs, sizeof(int32_t));
+    inner = place + area(num_pairs, sizeof(int32_t));
+    hidden = inner + area(std::max(num_pairs, few_places) * static_cast<size_t>(intermediate_size),
+                          sizeof(__nv_bfloat16));
+    total = hidden + area(num_pairs * static_cast<size_t>(hidden_size), sizeof(__nv_bfloat16));
   }
 };
 
@@ -126,6 +150,89 @@ bool is_legal(const ExpertsParams& params) {
          are_aligned(params.x, params.out, params.workspace);
 }
 
+/// The kernels of a layer's experts, one after the other.
+class ExpertsLaunch {
+ public:
+  ExpertsLaunch(const ExpertsParams& params, void* stream)
+      : params_(params),
+        stream_(stream),
+        num_pairs_(params.num_rows * params.top_k),
+        width_(params.down.first.num_outputs),
+        num_threads_(std::min(kMaxThreads, ceil_div(width_ / kColumns, 32) * 32)) {
+    const Places places(params.num_rows, params.top_k, width_, params.down.first.num_inputs,
+                        params.down.count);
+    auto* const base = static_cast<uint8_t*>(params.workspace);
+    auto* const counts = reinterpret_cast<int32_t*>(base + places.counts);
+    pairs_ = {counts, counts + 1, reinterpret_cast<ExpertRange*>(base + places.segment),
+              reinterpret_cast<int32_t*>(base + places.pair),
+              reinterpret_cast<int32_t*>(base + places.place)};
+    inner_ = reinterpret_cast<__nv_bfloat16*>(base + places.inner);
+    hidden_ = reinterpret_cast<__nv_bfloat16*>(base + places.hidden);
+  }
+
+  int run() {
+    const int tile_rows = expert_tile_rows(params_.gate_up, params_.down, num_pairs_);
+    return tile_rows > 0 ? multiply_in_tiles(tile_rows) : stream_weights();
+  }
+
+ private:
+  int sort(int segment_rows) {
+    return launch(sort_pairs_kernel, dim3(params_.down.count), dim3(kSortThreads), 0, stream_,
+                  params_.expert, num_pairs_, segment_rows, pairs_);
+  }
+
+  int stream_weights() {
+    const int num_tiles = tiles_for(params_);
+    if (params_.num_rows > kFewRows) {
+      const int error = sort(8 * num_tiles);
+      if (error != cudaSuccess) return error;
+    }
+    const bool is_one = params_.num_rows == 1;
+    ExpertsJob job = {.weights = params_.gate_up,
+                      .x = static_cast<const __nv_bfloat16*>(params_.x),
+                      .out = inner_,
+                      .expert = params_.expert,
+                      .pairs = pairs_,
+                      .num_rows = params_.num_rows,
+                      .top_k = params_.top_k,
+                      .chunk_units = is_one ? 2 : 4};
+    int error = launch_products<true>(job, num_tiles, stream_);
+    if (error != cudaSuccess) return error;
+    job.weights = params_.down;
+    job.x = inner_;
+    job.out = hidden_;
+    job.chunk_units = is_one ? 8 : 4;
+    error = launch_products<false>(job, num_tiles, stream_);
+    return error != cudaSuccess ? error : combine(nullptr);
+  }
+
+  int multiply_in_tiles(int tile_rows) {
+    int error = sort(tile_rows);
+    if (error != cudaSuccess) return error;
+    error = launch(gather_kernel, dim3(num_pairs_), dim3(num_threads_), 0, stream_,
+                   static_cast<const __nv_bfloat16*>(params_.x), pairs_, hidden_, width_,
+                   params_.top_k);
+    if (error != cudaSuccess) return error;
+    error =
+        multiply_tiles({params_.gate_up, hidden_, inner_, pairs_, num_pairs_}, tile_rows, stream_);
+    if (error != cudaSuccess) return error;
+    error = multiply_tiles({params_.down, inner_, hidden_, pairs_, num_pairs_}, tile_rows, stream_);
+    return error != cudaSuccess ? error : combine(pairs_.place);
+  }
+
+  int combine(const int32_t* place) {
+    return launch(combine_kernel, dim3(params_.num_rows), dim3(num_threads_), 0, stream_, hidden_,
+                  place, params_.expert, params_.weight, static_cast<__nv_bfloat16*>(params_.out),
+                  width_, params_.top_k);
+  }
+
+  const ExpertsParams& params_;
+  void* stream_;
+  int num_pairs_, width_, num_threads_;
+  SortedPairs pairs_;
+  __nv_bfloat16 *inner_, *hidden_;
+};
+
 }  // namespace
 
 size_t experts_workspace_bytes_cuda(int max_num_rows, int hidden_size, int intermediate_size,
@@ -135,41 +242,7 @@ size_t experts_workspace_bytes_cuda(int max_num_rows, int hidden_size, int inter
 
 int experts_cuda(const ExpertsParams& params, void* stream) {
   if (!is_legal(params)) return cudaErrorInvalidValue;
-  if (params.num_rows == 0) return cudaSuccess;
-  const int num_pairs = params.num_rows * params.top_k, width = params.down.first.num_outputs;
-  const Places places(params.num_rows, params.top_k, width, params.down.first.num_inputs,
-                      params.down.count);
-  auto* const base = static_cast<uint8_t*>(params.workspace);
-  auto* const inner = reinterpret_cast<__nv_bfloat16*>(base + places.inner);
-  auto* const rows = reinterpret_cast<__nv_bfloat16*>(base + places.down);
-  const int num_tiles = tiles_for(params);
-  ExpertsJob job = {.weights = params.gate_up,
-                    .x = static_cast<const __nv_bfloat16*>(params.x),
-                    .out = inner,
-                    .expert = params.expert,
-                    .pairs = {reinterpret_cast<int32_t*>(base + places.num_segments),
-                              reinterpret_cast<ExpertRange*>(base + places.segment),
-                              reinterpret_cast<int32_t*>(base + places.pair)},
-                    .num_rows = params.num_rows,
-                    .top_k = params.top_k,
-                    .chunk_units = params.num_rows == 1 ? 2 : 4};
-  int error = cudaSuccess;
-  if (params.num_rows > kFewRows) {
-    error = launch(sort_pairs_kernel, dim3(params.down.count), dim3(kSortThreads), 0, stream,
-                   params.expert, num_pairs, 8 * num_tiles, job.pairs);
-  }
-  if (error == cudaSuccess) error = launch_products<true>(job, num_tiles, stream);
-  if (error != cudaSuccess) return error;
-  job.weights = params.down;
-  job.x = inner;
-  job.out = rows;
-  job.chunk_units = params.num_rows == 1 ? 8 : 4;
-  error = launch_products<false>(job, num_tiles, stream);
-  if (error != cudaSuccess) return error;
-  const int num_threads = std::min(kMaxThreads, (width / kColumns + 31) / 32 * 32);
-  return launch(combine_kernel, dim3(params.num_rows), dim3(num_threads), 0, stream, rows,
-                params.expert, params.weight, static_cast<__nv_bfloat16*>(params.out), width,
-                params.top_k);
+  return params.num_rows == 0 ? cudaSuccess : ExpertsLaunch(params, stream).run();
 }
 
 }  // namespace openspec

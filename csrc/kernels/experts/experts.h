@@ -23,8 +23,8 @@ inline constexpr int kMaxTopExperts = 16;  // of a row
 ///
 /// On CUDA: bf16, kTiles weights. Rows that are padding go to no expert there.
 struct RouteParams {
-  PackedLinear router;  // [num_experts, hidden_size], one split, no epilogue
-  int num_experts = 0;  // 0: the router's outputs. On CUDA these may be more, to a whole unit.
+  PackedLinear router;      // [num_experts, hidden_size], one split, no epilogue
+  int num_experts = 0;      // 0: the router's outputs. On CUDA these may be more, to a whole unit.
   const void* x = nullptr;  // [num_rows, hidden_size] dtype
   // [num_rows] as in RowBatch, -1: padding; CUDA, null: there is none.
   const int32_t* row_span = nullptr;

@@ -21,8 +21,10 @@ struct ExpertRange {
 
 struct SortedPairs {
   int32_t* num_segments;
+  int32_t* num_places;   // pairs that go to an expert
   ExpertRange* segment;  // [num_segments]
-  int32_t* pair;         // [num_pairs]
+  int32_t* pair;         // [num_places] by expert
+  int32_t* place;        // [num_pairs] where a pair that goes to an expert is among these
 };
 
 inline constexpr int kSortThreads = 256;
@@ -59,17 +61,22 @@ static __global__ void __launch_bounds__(kSortThreads)
     own += found == of;
   }
   __syncthreads();
-  int pairs_before = 0, segments_before = 0, all_segments = 0;
+  int pairs_before = 0, segments_before = 0, all_segments = 0, all_pairs = 0;
   for (int e = thread; e < num_experts; e += kSortThreads) {
     const int segments = (counts[e] + segment_rows - 1) / segment_rows;
     pairs_before += e < of ? counts[e] : 0;
     segments_before += e < of ? segments : 0;
     all_segments += segments;
+    all_pairs += counts[e];
   }
   pairs_before = add_in_block(pairs_before, shared);
   segments_before = add_in_block(segments_before, shared);
   all_segments = add_in_block(all_segments, shared);
-  if (of == 0 && thread == 0) *to.num_segments = all_segments;
+  all_pairs = add_in_block(all_pairs, shared);
+  if (of == 0 && thread == 0) {
+    *to.num_segments = all_segments;
+    *to.num_places = all_pairs;
+  }
   const ExpertRange range = {of, segments_before, pairs_before, pairs_before + counts[of]};
   for (int i = thread; i * segment_rows < counts[of]; i += kSortThreads) {
     to.segment[segments_before + i] = range;
@@ -87,7 +94,9 @@ static __global__ void __launch_bounds__(kSortThreads)
   at += pairs_before - own;
   for (int w = 0; w < warp; ++w) at += shared[w];
   for (int i = begin; i < end && own > 0; ++i) {
-    if (__ldcg(expert + i) == of) to.pair[at++] = i;
+    if (__ldcg(expert + i) != of) continue;
+    to.pair[at] = i;
+    to.place[i] = at++;
   }
 }
 

@@ -193,7 +193,7 @@ std::vector<uint16_t> random_rows(int num_rows, int width, float shared) {
 
 void check_rows(const Experts& experts, float shared) {
   const Layer& layer = experts.layer;
-  constexpr int kRows = 300;
+  constexpr int kRows = 700;
   const auto hidden = static_cast<size_t>(layer.hidden), top_k = static_cast<size_t>(layer.top_k);
   const std::vector<uint16_t> x = random_rows(kRows, layer.hidden, shared);
   const Rows all = experts.run(x, std::vector<int32_t>(kRows, 0));
@@ -207,7 +207,7 @@ void check_rows(const Experts& experts, float shared) {
   Rng rng(3);
   std::vector<size_t> order(kRows);
   std::iota(order.begin(), order.end(), size_t{0});
-  for (const int count : {1, 2, 3, 5, 7, 8, 9, 16, 17, 24, 33, 64, 65, 128, 200, 256}) {
+  for (const int count : {1, 2, 3, 5, 7, 8, 9, 16, 17, 24, 33, 64, 65, 128, 200, 256, 400, 600}) {
     for (size_t i = 0; i < order.size(); ++i) {
       std::swap(order[i], order[static_cast<size_t>(rng.integer(0, kRows - 1))]);
     }
