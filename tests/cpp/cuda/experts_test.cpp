@@ -9,7 +9,7 @@
 #include <numeric>
 #include <vector>
 
-#include "cuda/linear_testing.h"
+#include "cuda/linear_fp8_testing.h"
 
 using namespace openspec;
 using namespace openspec::testing;
@@ -40,9 +40,11 @@ struct Rows {
 /// A router and experts on the device.
 class Experts {
  public:
-  explicit Experts(const Layer& shape)
+  /// `kind`: of the experts' scales; kNone: they are bf16.
+  explicit Experts(const Layer& shape, ScaleKind kind = ScaleKind::kNone)
       : layer(shape),
-        router_(pack(1, num_outputs(), shape.hidden, kNone)),
+        kind_(kind),
+        router_(pack_numbers(1, num_outputs(), shape.hidden, kNone)),
         gate_up_(pack(shape.num_experts, 2 * shape.inner, shape.hidden, kSwiGlu)),
         down_(pack(shape.num_experts, shape.hidden, shape.inner, kNone)) {}
 
@@ -135,23 +137,47 @@ class Experts {
   }
 
   LinearStack pack(int count, int outputs, int inputs, LinearEpilogue epilogue) {
+    return kind_ == ScaleKind::kNone ? pack_numbers(count, outputs, inputs, epilogue)
+                                     : pack_codes(count, outputs, inputs, epilogue);
+  }
+  LinearStack pack_numbers(int count, int outputs, int inputs, LinearEpilogue epilogue) {
     const auto size = static_cast<size_t>(outputs) * static_cast<size_t>(inputs);
-    const DeviceBuffer source(random_bf16(size * static_cast<size_t>(count),
-                                          1.5f / std::sqrt(static_cast<float>(inputs)),
-                                          buffers_.size() + 5));
+    const float scale = 1.5f / std::sqrt(static_cast<float>(inputs));
+    return pack_all(packed({"", outputs, inputs, epilogue}, nullptr), count,
+                    random_bf16(size * static_cast<size_t>(count), scale, buffers_.size() + 5));
+  }
+  LinearStack pack_codes(int count, int outputs, int inputs, LinearEpilogue epilogue) {
+    const auto size = static_cast<size_t>(outputs) * static_cast<size_t>(inputs);
+    PackedLinear first = packed({"", outputs, inputs, epilogue}, nullptr);
+    first.format = MatrixFormat::kE4M3;
+    first.scale_kind = kind_;
+    std::vector<float> scales;
+    for (const uint16_t bits :
+         random_bf16(static_cast<size_t>(count * first.num_scales()), 1.0f, buffers_.size() + 6)) {
+      scales.push_back(from_bf16(bits) / 50.0f / std::sqrt(static_cast<float>(inputs)));
+    }
+    first.scales = buffers_.emplace_back(std::make_unique<DeviceBuffer>(scales))->as<float>();
+    return pack_all(first, count,
+                    random_codes(size * static_cast<size_t>(count), buffers_.size() + 5));
+  }
+  /// `numbers`: [count, outputs, inputs].
+  template <typename Number>
+  LinearStack pack_all(const PackedLinear& first, int count, const std::vector<Number>& numbers) {
+    const DeviceBuffer source(numbers);
     const auto& to = buffers_.emplace_back(std::make_unique<DeviceBuffer>(source.bytes()));
-    const LinearStack stack = {.first = packed({"", outputs, inputs, epilogue}, to->data()),
-                               .count = count,
-                               .bytes = size * 2};
+    LinearStack stack = {
+        .first = first, .count = count, .bytes = source.bytes() / static_cast<size_t>(count)};
+    stack.first.data = to->data();
     for (int i = 0; i < count; ++i) {
-      CHECK_CUDA(linear_pack_cuda(stack.first,
-                                  source.as<uint16_t>() + size * static_cast<size_t>(i), 0, outputs,
-                                  const_cast<void*>(stack.at(i).data), nullptr));
+      CHECK_CUDA(linear_pack_cuda(first,
+                                  source.as<uint8_t>() + stack.bytes * static_cast<size_t>(i), 0,
+                                  first.num_outputs, const_cast<void*>(stack.at(i).data), nullptr));
     }
     CHECK_CUDA(cudaDeviceSynchronize());
     return stack;
   }
 
+  ScaleKind kind_;
   std::vector<std::unique_ptr<DeviceBuffer>> buffers_;
   LinearStack router_, gate_up_, down_;
 };
@@ -240,6 +266,12 @@ TEST(rows_are_those_of_linears_whatever_is_besides) {
   for (const Layer& layer : kLayers) {
     const Experts experts(layer);
     for (const float shared : {0.0f, 0.8f}) check_rows(experts, shared);
+  }
+}
+
+TEST(experts_of_codes_do_so_too) {
+  for (const ScaleKind kind : {ScaleKind::kOutput, ScaleKind::kBlock}) {
+    for (const int which : {0, 1, 3}) check_rows(Experts(kLayers[which], kind), 0.0f);
   }
 }
 
