@@ -253,6 +253,18 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
   return linear;
 }
 
+PackedLinear Weights::add_router(const std::string& name, int num_outputs, int num_inputs) {
+  const int whole = device_ == Device::kCuda ? (num_outputs + 15) / 16 * 16 : num_outputs;
+  PackedLinear linear = add_linear("", {name}, {whole}, num_inputs, LinearEpilogue::kNone);
+  destinations_[name].shape.front() = num_outputs;
+  destinations_[name].stores = {[this, linear, num_outputs, whole](const void* data, DType) {
+    void* packed = const_cast<void*>(linear.data);
+    if (whole > num_outputs) device::fill_zero(packed, packed_bytes(linear), nullptr);
+    pack(linear, data, 0, num_outputs, packed);
+  }};
+  return linear;
+}
+
 const TensorScale* Weights::scale_of(const std::string& name) const {
   if (quantized_ == nullptr) return nullptr;
   const auto found = quantized_->find(name);

@@ -53,6 +53,8 @@ class Weights {
   PackedLinear add_linear(const std::string& prefix, const std::vector<std::string>& names,
                           const std::vector<Part>& outputs, Part inputs, LinearEpilogue epilogue,
                           bool may_split = false, bool has_bias = false);
+  /// A matrix of any number of outputs; on CUDA rows of zeros fill its last unit up.
+  PackedLinear add_router(const std::string& name, int num_outputs, int num_inputs);
   /// `count` such matrices, not split, one behind the other: in the checkpoint the number of each
   /// stands for the "*" of `prefix`. They have one place among the tensors, however many they are.
   LinearStack add_stack(const std::string& prefix, const std::vector<std::string>& names, int count,
