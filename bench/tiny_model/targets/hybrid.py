@@ -310,17 +310,20 @@ def is_counted(targets: Tensor, step: int) -> Tensor:
     return rolled != IGNORED
 
 
+def distance(scores: Tensor, truth: Tensor) -> Tensor:
+    """Cross-entropy of each row against the distribution of other scores, without a constant."""
+    wide = scores.float()
+    return wide.logsumexp(-1) - (truth.float().softmax(-1) * wide).sum(-1)
+
+
 def joint_loss(model: TinyHybrid, inputs: Tensor, targets: Tensor) -> Tensor:
     """The target's loss, and the distance of each step of its head from the target's own scores."""
     logits, drafts = model.drafts(inputs)
-    loss = token_loss(logits, targets)
-    truth = logits.detach().float().softmax(-1)
+    loss, truth = token_loss(logits, targets), logits.detach()
     weights = [MTP_DECAY**step for step in range(MTP_STEPS)]
     for step, scores in enumerate(drafts):
         counted = is_counted(targets, step)
-        wide = scores.float()
-        distance = wide.logsumexp(-1) - (truth.roll(-1 - step, 1) * wide).sum(-1)
-        mean = (distance * counted).sum() / counted.sum().clamp(min=1)
+        mean = (distance(scores, truth.roll(-1 - step, 1)) * counted).sum() / counted.sum()
         loss = loss + MTP_SHARE * weights[step] / sum(weights) * mean
     return loss
 

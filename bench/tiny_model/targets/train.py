@@ -79,7 +79,8 @@ def main() -> None:
     if args.compile and args.kind == "mixture":
         objective = torch.compile(objective, dynamic=False)
     elif args.compile:  # the whole, with the chunks of all layers, would take minutes
-        hybrid.delta_rule = torch.compile(hybrid.delta_rule, dynamic=False)
+        for name in ("delta_rule", "distance", "token_loss"):
+            setattr(hybrid, name, torch.compile(getattr(hybrid, name), dynamic=False))
     train(args, make_model, objective)
     weights = torch.load(args.out / "best.pt", map_location="cpu", weights_only=True)
     model = make_model()
