@@ -509,6 +509,8 @@ int main(int argc, char** argv) {
   for (const std::string& method : methods) {
     RunnerConfig config = config_of(*shape, method, num_ranks);
     config.target.quantized = quantized;
+    // Running states of more requests than there are would take memory for nothing.
+    if (num_tokens == 0) config.max_num_seqs = *std::max_element(requests.begin(), requests.end());
     const int num_state_pages = plan_memory(config).num_base_pages * config.max_num_seqs;
     Runner runner(config, kNumPages + kNumStates * num_state_pages);
     load_random_weights(runner);

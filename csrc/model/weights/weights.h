@@ -43,6 +43,7 @@ class Weights {
 
   /// Which tensors of the matrices that are added come as codes; the caller's.
   void expect_quantized(const QuantizedTensors& tensors) { quantized_ = &tensors; }
+  bool is_quantized(const std::string& name) const { return scale_of(name) != nullptr; }
   /// A matrix of several checkpoint tensors, one below the other (gate, then up for SwiGLU), of
   /// each of which the outputs and inputs are here that are given. A tensor may be part of several
   /// matrices.

@@ -187,7 +187,7 @@ StepShape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees) {
     num_known += request.num_new_tokens;
     num_drafts += offers[i].num_drafts;
     longest = std::max(longest, context_.table.num_tokens(request.slot));
-    has_long_spans = has_long_spans || most_rows > 1 + config.draft_room();
+    has_long_spans = has_long_spans || most_rows > config.step_rows();
     has_offers = has_offers || lease.offers[i].draft.size() > 0;
   }
   const auto num_spans = static_cast<int>(lease.requests.size());
@@ -309,7 +309,7 @@ StepShape DeviceStep::timed_shape(const StepKind& kind, int context) const {
     const StepShape* recorded = book_.find(
         {kind.num_rows, kind.num_seqs, proposes, has_trees,
          context > short_kv_len(kind.num_rows, kind.num_seqs), needs.is_costly && !proposes,
-         kind.num_rows > kind.num_seqs * (1 + context_.config.draft_room())});
+         kind.num_rows > kind.num_seqs * context_.config.step_rows()});
     if (recorded != nullptr && recorded->num_rows == kind.num_rows) return *recorded;
   }
   return {kind.num_rows, kind.num_seqs, kind.proposes, kind.proposes && needs.makes_trees};
