@@ -273,9 +273,10 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
   const int slot = sequences_.add(tokens, prompt_len, std::move(params), cache_salt);
   try {
     enter("add");
-    for (const DraftSourceId source : {kGrammarDrafts, kDrafterDrafts}) {
+    for (const DraftSourceId source : {kGrammarDrafts, kCopiedDrafts, kDrafterDrafts}) {
       table_.estimate(slot, source).acceptance = AcceptanceEstimate(acceptance_[source].ratio());
     }
+    table_.copy_estimate(slot) = CopyEstimate::like(copy_acceptance_);
     // Rows that score prompt tokens must run, cached or not.
     if (config_.enable_prefix_caching && table_.params(slot).num_prompt_logprobs < 0) {
       sequences_.prefixes().attach(slot);
@@ -394,15 +395,23 @@ void Runner::commit(StepLease& lease) {
 }
 
 void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
-  const auto observe = [&](DraftSourceId source, const DraftCounts& counts) {
-    table_.estimate(result.slot, source).acceptance.observe(counts.num_judged, counts.num_right);
-    acceptance_[source].observe(counts.num_judged, counts.num_right);
+  const auto observe = [&](DraftSourceId source, int num_judged, int num_right) {
+    table_.estimate(result.slot, source).acceptance.observe(num_judged, num_right);
+    acceptance_[source].observe(num_judged, num_right);
   };
   const DraftCounts& grammar = result.by_source[kGrammarDrafts];
   const DraftCounts& drafter = result.by_source[kDrafterDrafts];
-  observe(kGrammarDrafts, grammar);
+  observe(kGrammarDrafts, grammar.num_judged, grammar.num_right);
+  if (config_.max_copied_drafts > 0) {
+    const auto& [match_len, num_judged, num_right] = result.copied;
+    table_.estimate(result.slot, kCopiedDrafts).availability.observe(1, match_len > 0 ? 1 : 0);
+    observe(kCopiedDrafts, num_judged, num_right);
+    table_.copy_estimate(result.slot).observe(match_len, num_judged, num_right);
+    copy_acceptance_.observe(match_len, num_judged, num_right);
+  }
   // What came first may have left it no place, which says nothing of the drafter.
-  if (grammar.num_offered > 0 && drafter.num_offered == 0) return;
+  const bool has_others = grammar.num_offered + result.by_source[kCopiedDrafts].num_offered > 0;
+  if (has_others && drafter.num_offered == 0) return;
   SourceEstimate& estimate = table_.estimate(result.slot, kDrafterDrafts);
   if (!has_proposed) {
     // It was left out, which is not the same as having nothing to offer. Nor is what others showed
@@ -412,7 +421,7 @@ void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
     return;
   }
   estimate.availability.observe(1, drafter.num_offered > 0 ? 1 : 0);
-  observe(kDrafterDrafts, drafter);
+  observe(kDrafterDrafts, drafter.num_judged, drafter.num_right);
 }
 
 std::vector<double> Runner::time_steps(std::span<const StepKind> kinds, int context,

@@ -142,6 +142,11 @@ def _log_plan(planned: PlannedEngine) -> None:
             format_bytes(plan.kv_bytes),
             planned.device.kv_flag(planned.config),
         )
+    if planned.config.copied_drafts and wanted.acceptance == "rejection":
+        logger.info(
+            "drafts copied from the text are off: --acceptance rejection needs the probabilities "
+            "of drafts, and they have none"
+        )
     logger.info("memory: %s", plan.describe())
 
 
