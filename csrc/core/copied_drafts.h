@@ -22,17 +22,13 @@ OPENSPEC_HD int match_class(int match_len) {
   return number;
 }
 
-/// What drafts of a sequence are worth, so that sources can be compared: the tokens that each is
-/// expected to bring, less the `price` of its row in tokens. `scores`: see Draft; null: each draft
-/// is accepted after those before it with the probability `acceptance`. Both engines choose with it.
-OPENSPEC_HD float worth_of(int num_drafts, float acceptance, const float* scores, float price) {
-  float worth = 0.0f, survival = 1.0f;
-  for (int i = 0; i < num_drafts; ++i) {
-    survival = scores != nullptr ? expf(scores[i]) : survival * acceptance;
-    if (!(survival > price)) break;
-    worth += survival - price;
-  }
-  return worth;
+/// What a draft is worth, so that the sources of a sequence can be compared: the tokens that it is
+/// expected to bring, less the `price` of its row in tokens, or nothing. `scores`: see Draft; null:
+/// each draft is accepted after those before it with the probability `acceptance`.
+OPENSPEC_HD float worth_of_draft(int draft, float acceptance, const float* scores, float price) {
+  const float survival =
+      scores != nullptr ? expf(scores[draft]) : powf(acceptance, static_cast<float>(draft + 1));
+  return survival > price ? survival - price : 0.0f;
 }
 
 }  // namespace openspec

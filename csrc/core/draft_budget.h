@@ -56,6 +56,10 @@ class CopyEstimate {
   double ratio(int match_len) const {
     return by_class_[static_cast<size_t>(match_class(match_len))].ratio();
   }
+  /// By class, in single precision [kNumMatchClasses].
+  void copy_to(float* ratios) const {
+    for (const AcceptanceEstimate& one : by_class_) *ratios++ = static_cast<float>(one.ratio());
+  }
   void observe(int match_len, int num_judged, int num_right) {
     by_class_[static_cast<size_t>(match_class(match_len))].observe(num_judged, num_right);
   }

@@ -80,7 +80,11 @@ bool DraftPlanner::prefers_copy(int slot, const MergedDraft& merged, const Draft
                                 double row_price) const {
   const auto price = static_cast<float>(row_price);
   const auto worth = [&](int num_drafts, double acceptance, const float* scores) {
-    return worth_of(num_drafts, static_cast<float>(acceptance), scores, price);
+    float worth = 0.0f;
+    for (int i = 0; i < num_drafts; ++i) {
+      worth += worth_of_draft(i, static_cast<float>(acceptance), scores, price);
+    }
+    return worth;
   };
   const float* scores = drafter.scores.empty() ? nullptr : drafter.scores.data();
   return worth(merged.num_offered[kCopiedDrafts],
