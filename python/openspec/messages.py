@@ -380,7 +380,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1
     """Ranks that share the model; the memory plan is one's."""
     max_draft_tokens: int = 0
-    """Drafts of a sequence in a step, at most: a tree's size."""
+    """The drafter's drafts of a sequence in a step, at most: a tree's size."""
+    max_copied_drafts: int = 0
+    """Drafts of a sequence in a step, at most, that are copied from its text in their place."""
     num_non_finite_draft_tensors: int = 0
     """Tensors of the draft model with NaN or infinity, which cost drafts."""
     step_times: list[StepTime] = msgspec.field(default_factory=list)

@@ -152,7 +152,7 @@ def _log_plan(planned: PlannedEngine) -> None:
 
 def _log_ready(info: EngineInfo, phases: Phases) -> None:
     logger.info(
-        "ready in %.2f s: %s, weights %s, %s on %s, method %s with %d drafts, max_model_len %d",
+        "ready in %.2f s: %s, weights %s, %s on %s, method %s with %d drafts%s, max_model_len %d",
         info.startup_seconds,
         info.model,
         info.weights,
@@ -160,6 +160,7 @@ def _log_ready(info: EngineInfo, phases: Phases) -> None:
         _devices(info),
         info.method,
         info.num_speculative_tokens,
+        " beside copies" if info.max_copied_drafts > 0 else "",
         info.max_model_len,
     )
     logger.info("start-up: %s", phases)
@@ -246,6 +247,7 @@ def _info(
         method=config.method,
         num_speculative_tokens=config.draft_depth,
         max_draft_tokens=runner.max_draft_tokens,
+        max_copied_drafts=runner.max_copied_drafts,
         dtype=runner.dtype,
         weights=planned.weight_format.name,
         device=runner.device,
