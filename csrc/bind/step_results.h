@@ -53,8 +53,8 @@ inline pybind11::typing::Optional<DetailTuple> tuple_of_detail(const SpanResult&
   const int num_copied =
       std::min(result.by_source[kCopiedDrafts].num_drafts, draft.size() - num_forced);
   return pybind11::make_tuple(draft.tokens, draft.parents, scores, detail.accepted, num_forced,
-                              num_copied, detail.num_rows, detail.num_seqs, detail.seconds, detail.device_seconds,
-                              detail.draft_seconds, detail.wait_seconds);
+                              num_copied, detail.num_rows, detail.num_seqs, detail.seconds,
+                              detail.device_seconds, detail.draft_seconds, detail.wait_seconds);
 }
 
 /// Why the sequence cannot go on, and whether that is the request's own fault.

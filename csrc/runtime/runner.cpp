@@ -99,7 +99,8 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
                            dtype_bytes(config.dtype);
   const int num_kept = needs.is_costly ? config.max_num_seqs * kMaxKeptRows : 0;
   plan.draft_fixed_bytes =
-      needs.fixed_bytes + copy_lookup_of(config).bytes() + row_bytes * static_cast<size_t>(config.max_num_batched_tokens + num_kept);
+      needs.fixed_bytes + copy_lookup_of(config).bytes() +
+      row_bytes * static_cast<size_t>(config.max_num_batched_tokens + num_kept);
   plan.state_bytes = plan_records(config, needs).bytes();
   plan.num_base_pages = plan_bases(config, needs).num_pages;
   for (const StateNeeds& state : {kind_of(config).state_needs(whole), needs.state}) {

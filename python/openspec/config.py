@@ -150,8 +150,7 @@ class EngineConfig:
 
     @property
     def max_copied_drafts(self) -> int:
-        """Drafts per sequence and step that are copied from the text so far, in place of the
-        method's; 0: none."""
+        """Drafts per sequence and step that are copied, in place of the method's; 0: none."""
         spec = self.drafter
         has_them = self.copied_drafts and self.acceptance == "match" and self.draft_depth > 0
         has_them = has_them and not spec.copies_text and spec.build is None

@@ -1,4 +1,4 @@
-"""Text that is copied beside a drafter: the answers are plain decoding's, and copies get through."""
+"""Text that is copied beside a drafter: answers are plain decoding's, and copies get through."""
 
 from __future__ import annotations
 
@@ -62,3 +62,12 @@ def test_a_request_limits_copies_too(drafter_name: str, reference: Reference) ->
     ]
     core = make_core(**drafter_settings(drafter_name))
     assert texts(run(core, batch)) == texts(reference(batch))
+
+
+def test_rejection_sampling_does_without(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    core = make_core(method="eagle3", acceptance="rejection", adaptive_speculation=False)
+    assert core.info.max_copied_drafts == 0
+    assert "copied from the text are off: --acceptance rejection" in caplog.text
+    run(core, repeating("sampled"))
+    assert core.stats().num_draft_tokens > 0 == core.stats().num_copied_tokens

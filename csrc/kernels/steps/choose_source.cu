@@ -9,7 +9,8 @@ namespace {
 constexpr int kThreads = 128;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-/// The sum over the drafts of a span, by one warp. All lanes get the same bits, and so do all ranks.
+/// The sum over the drafts of a span, by one warp. All lanes get the same bits, and so do all
+/// ranks.
 __device__ float worth_of(int num_drafts, float acceptance, const float* scores, float price) {
   float worth = 0.0f;
   for (int i = threadIdx.x % 32; i < num_drafts; i += 32) {

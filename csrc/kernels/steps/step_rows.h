@@ -89,7 +89,7 @@ struct CopiedDrafts {
   int max_drafts = 0;                   // of a span; 0: the step has none
   const int32_t* drafts = nullptr;      // [max_spans, max_drafts]
   const int32_t* num_drafts = nullptr;  // [max_spans]
-  const int32_t* match_len = nullptr;   // [max_spans], see NgramLookupParams
+  const int32_t* match_len = nullptr;   // [max_spans], see CopyLookupParams
 };
 
 /// Takes the drafts of each span from its drafter or from its copy, whichever is worth more
@@ -193,7 +193,7 @@ struct CommitRowsParams {
   const int32_t* drafts = nullptr;      // [max_spans, max_drafts], as for layout_rows
   const int32_t* parents = nullptr;     // [max_spans, max_drafts]; null: chains
   const float* scores = nullptr;        // [max_spans, max_drafts]; null: none
-  CopiedDrafts copied = {};                  // verified or not
+  CopiedDrafts copied = {};             // verified or not
   const int32_t* is_copied = nullptr;   // [max_spans], where there are copies
   const int32_t* span_begin = nullptr;  // [num_spans + 1] first row of each span
   const int32_t* num_offered = nullptr;

@@ -154,25 +154,25 @@ void DeviceStages::choose_source(const StepShape& shape) {
   const DeviceArrays& s = arrays_;
   const bool has_trees = context_.drafter.needs().makes_trees;
   const bool has_scores = has_trees || compares_chains(shape.num_spans);
-  device::check(choose_source_cuda({.input = input(),
-                                  .spans = s.input.spans,
-                                  .max_spans = shape.num_spans,
-                                  .copied = copied_drafts(),
-                                  .takes_copies = !shape.keeps_rows,
-                                  .max_drafter_drafts = context_.config.max_draft_tokens,
-                                  .drafter_drafts = s.drafter_drafts,
-                                  .num_drafter_drafts =
-                                      shape.proposes ? s.num_drafter_drafts : nullptr,
-                                  .drafter_parents = s.drafter_parents,
-                                  .drafter_scores = has_scores ? s.drafter_scores : nullptr,
-                                  .max_drafts = max_drafts(),
-                                  .drafts = s.drafts,
-                                  .num_drafts = s.num_drafts,
-                                  .parents = has_trees ? s.parents : nullptr,
-                                  .scores = has_scores ? s.scores : nullptr,
-                                  .is_copied = s.is_copied},
-                                 exec_.stream),
-                "choose_source");
+  device::check(
+      choose_source_cuda({.input = input(),
+                          .spans = s.input.spans,
+                          .max_spans = shape.num_spans,
+                          .copied = copied_drafts(),
+                          .takes_copies = !shape.keeps_rows,
+                          .max_drafter_drafts = context_.config.max_draft_tokens,
+                          .drafter_drafts = s.drafter_drafts,
+                          .num_drafter_drafts = shape.proposes ? s.num_drafter_drafts : nullptr,
+                          .drafter_parents = s.drafter_parents,
+                          .drafter_scores = has_scores ? s.drafter_scores : nullptr,
+                          .max_drafts = max_drafts(),
+                          .drafts = s.drafts,
+                          .num_drafts = s.num_drafts,
+                          .parents = has_trees ? s.parents : nullptr,
+                          .scores = has_scores ? s.scores : nullptr,
+                          .is_copied = s.is_copied},
+                         exec_.stream),
+      "choose_source");
 }
 
 CopiedDrafts DeviceStages::copied_drafts() const {

@@ -4,12 +4,12 @@
 
 namespace openspec {
 
-CopyLookup::CopyLookup(const NgramLookupParams& params, int max_num_seqs, Device device)
+CopyLookup::CopyLookup(const CopyLookupParams& params, int max_num_seqs, Device device)
     : params_(params),
       memory_(memory_of(device)),
       match_len_bytes_(static_cast<size_t>(max_num_seqs) * sizeof(int32_t)) {
   if (device == Device::kCpu) {
-    workspace_bytes_ = ngram_lookup_workspace_bytes(max_num_seqs, params.max_lookback);
+    workspace_bytes_ = copy_lookup_workspace_bytes(max_num_seqs, params.max_lookback);
   }
 }
 
@@ -21,7 +21,7 @@ void CopyLookup::allocate() {
 void CopyLookup::look_up(const ExecContext& exec, const TableView& table, const int32_t* seq,
                          const int32_t* num_wanted, int num_seqs, int32_t* drafts,
                          int32_t* num_drafts) {
-  NgramLookupParams params = params_;
+  CopyLookupParams params = params_;
   params.tokens = table.tokens;
   params.tokens_stride = table.tokens_stride;
   params.num_tokens = table.num_tokens;
@@ -32,7 +32,7 @@ void CopyLookup::look_up(const ExecContext& exec, const TableView& table, const 
   params.num_drafts = num_drafts;
   params.match_len = match_len_.as<int32_t>();
   params.workspace = workspace_.as<int32_t>();
-  ops::ngram_lookup(exec, params);
+  ops::copy_lookup(exec, params);
 }
 
 }  // namespace openspec

@@ -5,10 +5,10 @@
 namespace openspec {
 
 CopyLookup copy_lookup_of(const RunnerConfig& config) {
-  NgramLookupParams params;
+  CopyLookupParams params;
   params.max_drafts = config.max_copied_drafts;
-  params.ngram_min = kMinMatchLen;
-  params.ngram_max = kMaxMatchLen;
+  params.min_match_len = kMinMatchLen;
+  params.max_match_len = kMaxMatchLen;
   return {params, config.max_copied_drafts > 0 ? config.max_num_seqs : 0, config.device};
 }
 

@@ -71,8 +71,8 @@ double DraftPlanner::row_price(const StepLease& lease) const {
   if (!is_adaptive()) return 0.0;
   const StepTimes times = plain_times_.of(num_seqs);
   const int num_rows = num_known_rows(lease), num_more = num_seqs * config_.draft_room();
-  const double row_seconds = (times.seconds(num_rows + num_more) - times.seconds(num_rows)) /
-                             std::max(1, num_more);
+  const double row_seconds =
+      (times.seconds(num_rows + num_more) - times.seconds(num_rows)) / std::max(1, num_more);
   return row_seconds * num_sampled(lease) / times.seconds(num_sampled(lease));
 }
 
@@ -88,8 +88,8 @@ bool DraftPlanner::prefers_copy(int slot, const MergedDraft& merged, const Draft
   };
   const float* scores = drafter.scores.empty() ? nullptr : drafter.scores.data();
   return worth(merged.num_offered[kCopiedDrafts],
-               table_.copy_estimate(slot).ratio(merged.copied.match_len), nullptr) >
-         worth(drafter.size(), ratio(slot, kDrafterDrafts), scores);
+               table_.copy_estimate(slot).ratio(merged.copied.match_len),
+               nullptr) > worth(drafter.size(), ratio(slot, kDrafterDrafts), scores);
 }
 
 bool DraftPlanner::drafter_pays(StepLease& lease, bool may_be_absent, double host_seconds) {

@@ -51,8 +51,8 @@ struct Case {
     const bool by_scores = has_scores && !of_copy;
     float sum = 0.0f;
     for (int i = 0; i < (of_copy ? num_copied : num_drafter)[at]; ++i) {
-      sum += worth_of_draft(
-          i, acceptance, by_scores ? scores.data() + s * max_drafter_drafts : nullptr, price);
+      sum += worth_of_draft(i, acceptance,
+                            by_scores ? scores.data() + s * max_drafter_drafts : nullptr, price);
     }
     return sum;
   }
@@ -80,8 +80,7 @@ int check_case(const Case& at, bool has_drafter, bool takes_copies) {
       {.input = {header.as<StepHeader>(), spans.as<StepSpan>()},
        .spans = spans.as<StepSpan>(),
        .max_spans = kSpans,
-       .copied = {kCopied, copied.as<int32_t>(), num_copied.as<int32_t>(),
-                  match_len.as<int32_t>()},
+       .copied = {kCopied, copied.as<int32_t>(), num_copied.as<int32_t>(), match_len.as<int32_t>()},
        .takes_copies = takes_copies,
        .max_drafter_drafts = at.max_drafter_drafts,
        .drafter_drafts = drafter.as<int32_t>(),
@@ -115,8 +114,8 @@ int check_case(const Case& at, bool has_drafter, bool takes_copies) {
     CHECK_EQ(found_spans[i].acceptance, takes ? acceptance : at.spans[i].acceptance);
     for (int k = 0; k < expected; ++k) {
       const auto to = i * static_cast<size_t>(at.max_drafts) + static_cast<size_t>(k);
-      const auto from = i * static_cast<size_t>(takes ? kCopied : at.max_drafter_drafts) +
-                        static_cast<size_t>(k);
+      const auto from =
+          i * static_cast<size_t>(takes ? kCopied : at.max_drafter_drafts) + static_cast<size_t>(k);
       CHECK_EQ(drafts[to], takes ? at.copied[from] : at.drafter[from]);
       if (at.has_trees) CHECK_EQ(above[to], takes ? k - 1 : at.parents[from]);
       if (!at.has_scores) continue;

@@ -22,7 +22,8 @@ testing::NeedsDevice needs_device;
 using Ids = std::vector<int32_t>;
 using Floats = std::vector<float>;
 
-constexpr int kSeqs = 40, kMaxLen = 400, kPageSize = 16, kVocab = 90, kDrafts = 40, kCopied = 35, kRing = 3;
+constexpr int kSeqs = 40, kMaxLen = 400, kPageSize = 16, kVocab = 90, kDrafts = 40, kCopied = 35,
+              kRing = 3;
 constexpr int kPagesPerSeq = (kMaxLen + 2 * (1 + kDrafts) + kPageSize - 1) / kPageSize;
 
 struct Sequence {

@@ -27,7 +27,7 @@ class NgramDrafter final : public Drafter {
   }
 
  private:
-  static NgramLookupParams params_of(const RunnerConfig& config) {
+  static CopyLookupParams params_of(const RunnerConfig& config) {
     const int num_drafts = config.max_draft_tokens;
     OPENSPEC_CHECK_ARG(num_drafts >= 1 && num_drafts <= 256,
                        "max_draft_tokens must be in [1, 256], got ", num_drafts);
@@ -36,12 +36,12 @@ class NgramDrafter final : public Drafter {
                          "unknown option ", name,
                          "; there are: ngram_min, ngram_max, max_lookback");
     }
-    NgramLookupParams params;
+    CopyLookupParams params;
     params.max_drafts = num_drafts;
-    params.ngram_max = config.integer("ngram_max", 4, 1, 64);
-    params.ngram_min = config.integer("ngram_min", std::min(2, params.ngram_max), 1, 64);
-    OPENSPEC_CHECK_ARG(params.ngram_min <= params.ngram_max, "ngram_min (", params.ngram_min,
-                       ") must not exceed ngram_max (", params.ngram_max, ")");
+    params.max_match_len = config.integer("ngram_max", 4, 1, 64);
+    params.min_match_len = config.integer("ngram_min", std::min(2, params.max_match_len), 1, 64);
+    OPENSPEC_CHECK_ARG(params.min_match_len <= params.max_match_len, "ngram_min (", params.min_match_len,
+                       ") must not exceed ngram_max (", params.max_match_len, ")");
     params.max_lookback = config.integer("max_lookback", 4096, 2, 1 << 20);
     return params;
   }
