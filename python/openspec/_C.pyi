@@ -103,6 +103,7 @@ SpanDetail = tuple[
     int,
     int,
     int,
+    int,
     float,
     float,
     float | None,
