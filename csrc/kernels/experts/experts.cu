@@ -16,7 +16,8 @@ namespace {
 
 using namespace cuda;
 
-constexpr int kColumns = 8;  // of a thread
+constexpr int kColumns = 8;      // of a thread
+constexpr int kSlotsAtOnce = 8;  // whose loads are under way together
 constexpr int kMaxThreads = 256;
 
 /// A block for each place: the row of x that belongs there. A fence, so that what comes after it
@@ -45,15 +46,29 @@ __global__ void __launch_bounds__(kMaxThreads)
   wait_for_previous_kernel();
   for (int column = threadIdx.x * kColumns; column < width; column += blockDim.x * kColumns) {
     FloatPack<kColumns> sum = {};
-#pragma unroll 8
-    for (int slot = 0; slot < top_k; ++slot) {
-      const int64_t pair = row * top_k + slot;
-      if (__ldcg(expert + pair) < 0) continue;
-      const float factor = __ldcg(weight + pair);
-      const int64_t from = place == nullptr ? pair : __ldcg(place + pair);
-      const auto term = to_floats(load_pack<Bf16Pack<kColumns>>(down + from * width + column));
+    for (int first = 0; first < top_k; first += kSlotsAtOnce) {
+      int of[kSlotsAtOnce];
+      float factor[kSlotsAtOnce];
+      Bf16Pack<kColumns> term[kSlotsAtOnce];
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) sum.x[c] = __fmaf_rn(factor, term.x[c], sum.x[c]);
+      for (int s = 0; s < kSlotsAtOnce; ++s) {
+        const int64_t pair = row * top_k + min(first + s, top_k - 1);
+        of[s] = first + s < top_k ? __ldcg(expert + pair) : -1;
+        factor[s] = __ldcg(weight + pair);
+        // What lies at the number of a pair without an expert is read, but not used.
+        int64_t from = pair;
+        if (place != nullptr) from = of[s] < 0 ? 0 : __ldcg(place + pair);
+        term[s] = load_pack<Bf16Pack<kColumns>>(down + from * width + column);
+      }
+#pragma unroll
+      for (int s = 0; s < kSlotsAtOnce; ++s) {
+        if (of[s] < 0) continue;
+        const auto row_of_down = to_floats(term[s]);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          sum.x[c] = __fmaf_rn(factor[s], row_of_down.x[c], sum.x[c]);
+        }
+      }
     }
     store_pack(out + row * width + column, to_bf16(sum));
   }
