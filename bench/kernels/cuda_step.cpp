@@ -4,10 +4,10 @@
 //   bench_cuda_step [--shape NAME] [--json FILE] [--method NAME ...] [--requests N ...]
 //                   [--tensor-parallel-size T] [--tokens N] [--format bf16|channel|block]
 //
-// By default all methods at the shape of Qwen3-4B, at other shapes none and eagle3; 1, 4, 16 and 64
-// requests; bf16, or FP8 by the form of its scales. The digest of a method's tokens is that of all
-// methods and numbers of ranks. With `--tokens` there is no more than the digest of so many, of
-// requests of which half sample.
+// By default all methods at the shape of Qwen3-4B, none at those of Qwen3.5, at others none and
+// eagle3; 1, 4, 16 and 64 requests; bf16, or FP8 by the form of its scales. The digest of a
+// method's tokens is that of all methods and numbers of ranks. With `--tokens` there is no more
+// than the digest of so many, of requests of which half sample.
 
 #include <algorithm>
 #include <bit>
@@ -38,6 +38,7 @@ double milliseconds_since(Clock::time_point start) {
 }
 
 constexpr int kNumPages = 2880;  // of 16 tokens: 64 requests and their drafts
+constexpr int kNumStates = 3;    // of a request with a running state, at most
 
 /// What is decoded, all at once.
 struct Work {
@@ -46,11 +47,15 @@ struct Work {
   unsigned seed = 0;
 };
 
-/// Of a mixture, each of the model's intermediate size.
-struct Experts {
-  int count = 0, top_k = 0, head_intermediate_size = 0;
+/// What a dense model of equal layers has not: experts, each of the model's intermediate size, or
+/// Gated DeltaNet in all layers but every fourth.
+struct Kind {
+  int num_experts = 0, top_k = 0, head_intermediate_size = 0;
+  int num_key_heads = 0, num_value_heads = 0;
 };
-constexpr Experts kA3 = {128, 8, 6144};
+constexpr Kind kA3 = {128, 8, 6144};
+constexpr Kind k32 = {.num_key_heads = 16, .num_value_heads = 32};
+constexpr Kind k48 = {.num_key_heads = 16, .num_value_heads = 48};
 
 /// A published model.
 struct Shape {
@@ -59,19 +64,19 @@ struct Shape {
   bool is_tied, has_qk_norm, has_qkv_bias;
   double rope_theta;
   int capture_layers[3];  // of its EAGLE-3 head
-  Experts experts = {};
+  Kind kind = {};
 
   std::variant<DenseMlpSpec, ExpertsSpec> mlp() const {
-    if (experts.count == 0) return DenseMlpSpec{intermediate_size};
-    return ExpertsSpec{experts.count, experts.top_k, intermediate_size, /*norm_top_k=*/true};
+    if (kind.num_experts == 0) return DenseMlpSpec{intermediate_size};
+    return ExpertsSpec{kind.num_experts, kind.top_k, intermediate_size, /*norm_top_k=*/true};
   }
   DenseMlpSpec head_mlp() const {
-    return {experts.count == 0 ? intermediate_size : experts.head_intermediate_size};
+    return {kind.num_experts == 0 ? intermediate_size : kind.head_intermediate_size};
   }
   /// Of the experts, how many rows read that choose theirs at random.
   double expert_share(int num_rows) const {
-    if (experts.count == 0) return 1.0;
-    return 1.0 - std::pow(1.0 - static_cast<double>(experts.top_k) / experts.count, num_rows);
+    if (kind.num_experts == 0) return 1.0;
+    return 1.0 - std::pow(1.0 - static_cast<double>(kind.top_k) / kind.num_experts, num_rows);
   }
 };
 constexpr Shape kShapes[] = {
@@ -82,9 +87,11 @@ constexpr Shape kShapes[] = {
     {"llama-3.1-8b", 4096, 32, 32, 8, 128, 14336, 128256, false, false, false, 5e5, {1, 15, 28}},
     {"llama-3.2-1b", 2048, 16, 32, 8, 64, 8192, 128256, true, false, false, 5e5, {1, 7, 12}},
     {"qwen3-30b-a3b", 2048, 48, 32, 4, 128, 768, 151936, false, true, false, 1e6, {1, 23, 44}, kA3},
+    {"qwen3.5-4b", 2560, 32, 16, 4, 256, 9216, 248320, true, true, false, 1e7, {1, 15, 28}, k32},
+    {"qwen3.5-9b", 4096, 32, 16, 4, 256, 12288, 248320, false, true, false, 1e7, {1, 15, 28}, k32},
+    {"qwen3.5-27b", 5120, 64, 24, 4, 256, 17408, 248320, false, true, false, 1e7, {1, 31, 60}, k48},
     {"qwen2.5-7b", 3584, 28, 28, 4, 128, 18944, 152064, false, false, true, 1e6, {1, 13, 24}},
 };
-
 /// A drafter's trees of `max_drafts` drafts, the best of `top_k` children to a node.
 struct Trees {
   const char *name, *method;
@@ -139,15 +146,25 @@ RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ra
   attention.head_dim = shape.head_dim;
   attention.has_qk_norm = shape.has_qk_norm;
   attention.has_qkv_bias = shape.has_qkv_bias;
-  for (int i = 0; i < shape.head_dim / 2; ++i) {
+  attention.has_gate = shape.kind.num_key_heads > 0;
+  const int rotary_dim = attention.has_gate ? shape.head_dim / 4 : shape.head_dim;
+  for (int i = 0; i < rotary_dim / 2; ++i) {
     attention.inv_freq.push_back(
-        static_cast<float>(std::pow(shape.rope_theta, -2.0 * i / shape.head_dim)));
+        static_cast<float>(std::pow(shape.rope_theta, -2.0 * i / rotary_dim)));
   }
   config.target.hidden_size = shape.hidden_size;
   config.target.vocab_size = shape.vocab_size;
   config.target.tie_word_embeddings = shape.is_tied;
   config.target.layers.assign(static_cast<size_t>(shape.num_layers), {attention, shape.mlp()});
-  if (shape.experts.count > 0) config.target.kind = "mixture";
+  if (shape.kind.num_experts > 0) config.target.kind = "mixture";
+  if (shape.kind.num_key_heads > 0) {
+    config.target.kind = "hybrid";
+    for (size_t i = 0; i < config.target.layers.size(); ++i) {
+      if (i % 4 == 3) continue;
+      config.target.layers[i].mixer =
+          DeltaNetSpec{shape.kind.num_key_heads, shape.kind.num_value_heads};
+    }
+  }
   config.device = Device::kCuda;
   config.dtype = DType::kBF16;
   config.max_num_seqs = 64;
@@ -483,6 +500,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   if (requests.empty()) requests = {1, 4, 16, 64};
+  if (methods.empty() && shape->kind.num_key_heads > 0) methods = {"none"};
   if (methods.empty() && shape != &kShapes[0]) methods = {"none", "eagle3"};
   if (methods.empty()) {
     methods = drafter_names();
@@ -491,7 +509,8 @@ int main(int argc, char** argv) {
   for (const std::string& method : methods) {
     RunnerConfig config = config_of(*shape, method, num_ranks);
     config.target.quantized = quantized;
-    Runner runner(config, kNumPages);
+    const int num_state_pages = plan_memory(config).num_base_pages * config.max_num_seqs;
+    Runner runner(config, kNumPages + kNumStates * num_state_pages);
     load_random_weights(runner);
     if (num_tokens > 0) {
       print_digest(runner, method, num_tokens);
