@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "kernels/common/launch.cuh"
 #include "kernels/common/packs.cuh"
@@ -112,6 +113,7 @@ int launch_products(ExpertsJob job, void* stream) {
   if (error != cudaSuccess) return error;
   job.chain_steps = std::max(1, ceil_div(longest_split(job.weights.first), kLinearChains));
   job.num_scales = job.weights.first.num_scales();
+  job.chunk_units = std::gcd(4, job.weights.first.num_outputs / kLinearUnit);
   constexpr int kSlotBytes = WeightRing<kForm>::kSlotBytes;
   const auto bytes = [&] {
     return ExpertsShared(kSlotBytes, SumLayout<kTiles>::kBytes, kTiles, job).total;
@@ -202,21 +204,18 @@ class ExpertsLaunch {
       const int error = sort(8 * num_tiles);
       if (error != cudaSuccess) return error;
     }
-    const bool is_one = params_.num_rows == 1;
     ExpertsJob job = {.weights = params_.gate_up,
                       .x = static_cast<const __nv_bfloat16*>(params_.x),
                       .out = inner_,
                       .expert = params_.expert,
                       .pairs = pairs_,
                       .num_rows = params_.num_rows,
-                      .top_k = params_.top_k,
-                      .chunk_units = is_one ? 2 : 4};
+                      .top_k = params_.top_k};
     int error = launch_products<true>(job, num_tiles, stream_);
     if (error != cudaSuccess) return error;
     job.weights = params_.down;
     job.x = inner_;
     job.out = hidden_;
-    job.chunk_units = is_one ? 8 : 4;
     error = launch_products<false>(job, num_tiles, stream_);
     return error != cudaSuccess ? error : combine(nullptr);
   }
