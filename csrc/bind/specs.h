@@ -123,6 +123,8 @@ struct Description<HeadSpec> {
       {"has_head", read_as<&HeadSpec::has_head>},
       {"has_token_map", read_as<&HeadSpec::has_token_map>},
       {"mask_token", read_as<&HeadSpec::mask_token>},
+      {"model", read_as<&HeadSpec::model>},
+      {"unknown_token", read_as<&HeadSpec::unknown_token>},
       {"capture_norm",
        [](HeadSpec& head, const pybind11::handle& value) {
          head.capture_norm = parse<CaptureNorm>("capture_norm", value.cast<std::string>(),

@@ -16,7 +16,7 @@ from openspec.engine import memory
 from tests.gates import harness, other_targets
 from tests.gates.harness import PLAIN, Job, Result, make_core, run_alone
 from tests.gates.pairs import EMBEDDED
-from tests.heads import untrained
+from tests.heads import models, untrained
 
 Reference = Callable[[Sequence[Job]], list[Result]]
 
@@ -83,6 +83,13 @@ VARIANTS: dict[str, dict[str, object]] = {
     "peagle long": {"method": "peagle", "num_speculative_tokens": 15},
     "dflash window": {"method": "dflash", "draft_window": 24},
     "dflash selector": {"method": "dflash2"},
+    "draft_model stranger": {"method": "draft_model", "head": models.STRANGER},
+    "draft_model short": {"method": "draft_model", "head": models.SHORT, "draft_window": 40},
+    "draft_model long": {
+        "method": "draft_model",
+        "head": models.LONG,
+        "num_speculative_tokens": 15,
+    },
 }
 """Compiled drafters with other options than their defaults."""
 

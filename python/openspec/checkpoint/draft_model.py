@@ -142,7 +142,7 @@ def check_same_tokenizer(draft_folder: Path, target_folder: Path) -> str:
     target_file = find_file(target_folder, "tokenizer.json")
     if draft_file is None or target_file is None:
         return "tokenizer: the draft model brings none, the target's is used"
-    draft, target = _token_ids(draft_file), _token_ids(target_file)
+    draft, target = token_ids(draft_file), token_ids(target_file)
     if draft == target:
         return f"tokenizer: the target's and the draft model's are the same, {len(target)} tokens"
     added = [token for token in draft if token not in target]
@@ -163,7 +163,12 @@ def check_same_tokenizer(draft_folder: Path, target_folder: Path) -> str:
     )
 
 
-def _token_ids(file: Path) -> dict[str, int]:
+def token_ids(file: Path) -> dict[str, int]:
+    """The id of each token of a tokenizer.json, added ones among them.
+
+    Raises:
+        ConfigError: it is none, or an id is none.
+    """
     keys = JsonKeys(read_json_object(file), str(file))
     model = keys.object("model")
     vocabulary = model.object("vocab") if model is not None else None

@@ -148,6 +148,8 @@ class DraftModel:
     """Tensors in the files that are not loaded -> why."""
     details: tuple[str, ...] = ()
     """More lines, for whoever looks closer."""
+    weight_format: WeightFormat = field(default_factory=WeightFormat)
+    """How its matrices are stored."""
     trained_length: int | None = None
     """Tokens of the longest texts that it was trained on, as far as config.json tells."""
 
@@ -254,6 +256,7 @@ def _draft_part(runner: _C.Runner, model: DraftModel) -> _Part:
         dtypes=DRAFT_DTYPES,
         remedy=f"{CONVERTER} {model.folder} NEW_FOLDER",
         load=runner.load_draft_tensor,
+        weight_format=model.weight_format,
     )
 
 

@@ -20,7 +20,7 @@ class PEagleDrafter final : public OnePassDrafter<Eagle3HeadDrafter> {
                        " drafts, at most ", most);
     head_.has_mask_hidden = true;
     head_.validate();
-    declare_trees(top_k_, head_);
+    declare_trees(top_k_, head_.draft_vocab_size);
     plan_blocks(makes_trees() ? top_k_ : 0);
     plan_kept(limits().max_rows, /*num_features=*/1);
     zero_ = take(1, sizeof(int32_t));

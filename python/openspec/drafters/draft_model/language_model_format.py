@@ -1,0 +1,134 @@
+"""A language model's folder as a drafter: read like a target's, crossed with the target."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+from collections.abc import Iterable
+
+from openspec.checkpoint.draft_head import HEAD, LAYER_TENSORS, QK_NORMS, TARGET_EMBEDDING
+from openspec.checkpoint.draft_model import DraftCheckpoint, open_draft_checkpoint
+from openspec.checkpoint.quantization.weight_format import WeightFormat, weight_format
+from openspec.checkpoint.targets.config import ModelConfig
+from openspec.checkpoint.tensor_info import TensorInfo
+from openspec.checkpoint.vocabularies import share_vocabulary
+from openspec.checkpoint.weights import DraftModel, target_tensors
+from openspec.drafters.spec import DraftSetup
+from openspec.errors import ConfigError
+from openspec.specs.head import HeadSpec
+from openspec.specs.layers import AttentionSpec, DenseMlpSpec
+from openspec.specs.target import TargetSpec
+
+logger = logging.getLogger(__name__)
+
+BIASES = ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias")
+FINAL_NORM = "model.norm.weight"
+
+
+def read_language_model(setup: DraftSetup) -> DraftModel:
+    """Reads the headers of a model folder.
+
+    Raises:
+        ConfigError: it is no model that drafts, or its ids mean other texts, with the remedy.
+    """
+    checkpoint = open_draft_checkpoint(setup.draft_folder)
+    model = ModelConfig.from_folder(checkpoint.folder)
+    _check_layers(checkpoint, model.spec)
+    weights = WeightFormat()
+    if model.quantization is not None:
+        weights = weight_format(checkpoint.tensors, model.quantization)
+    spec = dataclasses.replace(model.spec, quantized=weights.quantized)
+    vocabulary = share_vocabulary(checkpoint.folder, setup.target_folder)
+    num_parameters = _num_parameters(checkpoint.tensors.values())
+    _warn_of_size(setup, num_parameters)
+    names = _tensor_names(spec)
+    size = setup.target.vocab_size
+    details = (
+        f"layers: {spec.num_layers} of {spec.hidden_size}, weights {weights.name}",
+        f"vocabulary: {spec.vocab_size} rows, the target's {size}",
+        vocabulary.described,
+    )
+    return DraftModel(
+        folder=checkpoint.folder,
+        description=f"language model {checkpoint.folder.name}, {num_parameters / 1e6:.1f} M "
+        f"parameters, {spec.num_layers} layers, weights {weights.name}, reads tokens alone",
+        head=HeadSpec(
+            layers=spec.layers,
+            rms_norm_eps=spec.rms_norm_eps,
+            capture_layers=(),
+            draft_vocab_size=min(spec.vocab_size, size),
+            has_embedding=True,
+            has_head=not spec.tie_word_embeddings,
+            has_token_map=False,
+            model=spec,
+            unknown_token=min(vocabulary.unknown_token, spec.vocab_size - 1),
+        ),
+        tensor_names={name: name for name in names},
+        ignored_tensors=_ignored(checkpoint, names),
+        details=details,
+        weight_format=weights,
+        trained_length=model.max_model_len,
+    )
+
+
+def _check_layers(checkpoint: DraftCheckpoint, spec: TargetSpec) -> None:
+    """Refuses what a drafter's pass does not compute."""
+    for layer in spec.layers:
+        if not isinstance(layer.mixer, AttentionSpec):
+            kind = "a hybrid with layers of linear attention"
+        elif not isinstance(layer.mlp, DenseMlpSpec):
+            kind = "a mixture of experts"
+        else:
+            continue
+        raise ConfigError(
+            f"{checkpoint.keys.source}: {checkpoint.keys.get('model_type')} is {kind}, which does "
+            "not draft; give a dense model of the target's family"
+        )
+
+
+def _tensor_names(spec: TargetSpec) -> tuple[str, ...]:
+    """All tensors that its files have to hold."""
+    attention = spec.layers[0].mixer
+    assert isinstance(attention, AttentionSpec)
+    inner = (
+        *LAYER_TENSORS,
+        *(QK_NORMS if attention.has_qk_norm else ()),
+        *(BIASES if attention.has_qkv_bias else ()),
+    )
+    return (
+        TARGET_EMBEDDING,
+        FINAL_NORM,
+        *(() if spec.tie_word_embeddings else (HEAD,)),
+        *(f"model.layers.{i}.{name}" for i in range(spec.num_layers) for name in inner),
+        *(scale.name for scale in spec.quantized.values()),
+    )
+
+
+def _ignored(checkpoint: DraftCheckpoint, names: tuple[str, ...]) -> dict[str, str]:
+    ignored = {
+        name: "it follows from rope_theta"
+        for name in checkpoint.tensors
+        if name.endswith("rotary_emb.inv_freq")
+    }
+    if HEAD not in names:
+        ignored[HEAD] = "config.json ties it to the embedding"
+    return ignored
+
+
+def _num_parameters(tensors: Iterable[TensorInfo]) -> int:
+    return sum(math.prod(info.shape) for info in tensors)
+
+
+def _warn_of_size(setup: DraftSetup, num_parameters: int) -> None:
+    with contextlib.suppress(ConfigError):  # the target may come without its files
+        num_others = _num_parameters(target_tensors(setup.target_folder).values())
+        if num_parameters > num_others:
+            logger.warning(
+                "%s: the draft model has %.2f billion parameters, the model that it drafts for "
+                "%.2f; a draft costs more than the token that it saves",
+                setup.draft_folder,
+                num_parameters / 1e9,
+                num_others / 1e9,
+            )
