@@ -55,6 +55,7 @@ struct Shape {
 };
 constexpr Shape kShapes[] = {
     {"qwen3-4b", 2560, 36, 32, 8, 128, 9728, 151936, true, true, false, 1e6, {1, 17, 32}},
+    {"qwen3-0.6b", 1024, 28, 16, 8, 128, 3072, 151936, true, true, false, 1e6, {1, 13, 24}},
     {"qwen3-8b", 4096, 36, 32, 8, 128, 12288, 151936, false, true, false, 1e6, {1, 17, 32}},
     {"qwen3-32b", 5120, 64, 64, 8, 128, 25600, 151936, false, true, false, 1e6, {1, 31, 60}},
     {"llama-3.3-70b", 8192, 80, 64, 8, 128, 28672, 128256, false, false, false, 5e5, {1, 39, 76}},
@@ -101,16 +102,7 @@ QuantizedTensors quantized_of(const Shape& shape, TensorScale::Form form) {
   return tensors;
 }
 
-RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ranks) {
-  for (const Trees& trees : kTrees) {
-    if (method != trees.name) continue;
-    RunnerConfig config = config_of(shape, trees.method, num_ranks);
-    config.max_draft_tokens = trees.max_drafts;
-    config.draft_depth = trees.depth;
-    config.method_options["draft_top_k"] = trees.top_k;
-    return config;
-  }
-  RunnerConfig config;
+TargetSpec model_of(const Shape& shape) {
   AttentionSpec attention;
   attention.num_q_heads = shape.num_q_heads;
   attention.num_kv_heads = shape.num_kv_heads;
@@ -121,11 +113,34 @@ RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ra
     attention.inv_freq.push_back(
         static_cast<float>(std::pow(shape.rope_theta, -2.0 * i / shape.head_dim)));
   }
-  config.target.hidden_size = shape.hidden_size;
-  config.target.vocab_size = shape.vocab_size;
-  config.target.tie_word_embeddings = shape.is_tied;
-  config.target.layers.assign(static_cast<size_t>(shape.num_layers),
-                              {attention, DenseMlpSpec{shape.intermediate_size}});
+  TargetSpec model;
+  model.hidden_size = shape.hidden_size;
+  model.vocab_size = shape.vocab_size;
+  model.tie_word_embeddings = shape.is_tied;
+  model.layers.assign(static_cast<size_t>(shape.num_layers),
+                      {attention, DenseMlpSpec{shape.intermediate_size}});
+  return model;
+}
+
+/// The smallest of a family, which share their vocabulary; Qwen3's for others.
+const Shape& drafter_of(const Shape& shape) {
+  const bool is_llama = shape.vocab_size == 128256;
+  return *std::find_if(std::begin(kShapes), std::end(kShapes), [&](const Shape& s) {
+    return std::strcmp(s.name, is_llama ? "llama-3.2-1b" : "qwen3-0.6b") == 0;
+  });
+}
+
+RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ranks) {
+  for (const Trees& trees : kTrees) {
+    if (method != trees.name) continue;
+    RunnerConfig config = config_of(shape, trees.method, num_ranks);
+    config.max_draft_tokens = trees.max_drafts;
+    config.draft_depth = trees.depth;
+    config.method_options["draft_top_k"] = trees.top_k;
+    return config;
+  }
+  RunnerConfig config;
+  config.target = model_of(shape);
   config.device = Device::kCuda;
   config.dtype = DType::kBF16;
   config.max_num_seqs = 64;
@@ -138,12 +153,19 @@ RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ra
   config.enable_prefix_caching = false;
   if (method == "eagle3") {  // of the published size: a layer as the target's
     config.max_draft_tokens = 3;
+    auto attention = std::get<AttentionSpec>(config.target.layers.front().mixer);
     attention.has_qk_norm = attention.has_qkv_bias = false;
     HeadSpec& head = config.head.emplace();
     head.layers = {{attention, DenseMlpSpec{shape.intermediate_size}}};
     head.capture_layers.assign(shape.capture_layers, shape.capture_layers + 3);
     head.draft_vocab_size = 32000;
     head.has_token_map = true;
+  }
+  if (method == "draft_model") {
+    HeadSpec& head = config.head.emplace();
+    head.model = model_of(drafter_of(shape));
+    head.layers = head.model->layers;
+    head.draft_vocab_size = std::min(head.model->vocab_size, shape.vocab_size);
   }
   if (method == "dflash" || method == "dspark") {  // published heads for Qwen3-4B
     const bool has_markov = method == "dspark";
@@ -369,7 +391,8 @@ double draft_bytes(Runner& runner, int num_passes) {
   for (const TensorSpec& spec : runner.draft_weights().front()->expected_tensors()) {
     if (spec.is_token_map || spec.shape.size() != 2 || spec.name == "embed_tokens.weight") continue;
     const double bytes = 2.0 * static_cast<double>(spec.shape[0] * spec.shape[1]);
-    has_head = has_head || spec.name == "lm_head.weight";
+    // A whole model's embedding is its LM head, too.
+    has_head = has_head || spec.name == "lm_head.weight" || spec.name.starts_with("model.");
     first += bytes;
     if (spec.name != "fc.weight") others += bytes;
   }
@@ -407,7 +430,7 @@ void time_graphs(Runner& runner, const std::string& method, double floor_ms, dou
     }
   }
   json += "}";
-  if (method != "eagle3" && method != "dflash") return;
+  if (method != "eagle3" && method != "dflash" && method != "draft_model") return;
   const std::vector<double> both =
       runner.time_steps(std::vector<StepKind>{{1, rows_per_seq, false}, {1, rows_per_seq, true}},
                         Work{}.prompt_len, 9, 5.0);

@@ -74,6 +74,9 @@ TREES: dict[str, dict[str, object]] = {
 }
 """Compiled drafters that draft trees."""
 
+STRANGER = "draft_model stranger"
+"""Shares nothing with any target."""
+
 VARIANTS: dict[str, dict[str, object]] = {
     **TREES,
     "eagle3 long": {"method": "eagle3", "num_speculative_tokens": 15},
@@ -83,7 +86,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "peagle long": {"method": "peagle", "num_speculative_tokens": 15},
     "dflash window": {"method": "dflash", "draft_window": 24},
     "dflash selector": {"method": "dflash2"},
-    "draft_model stranger": {"method": "draft_model", "head": models.STRANGER},
+    STRANGER: {"method": "draft_model", "head": models.STRANGER},
     "draft_model short": {"method": "draft_model", "head": models.SHORT, "draft_window": 40},
     "draft_model long": {
         "method": "draft_model",
@@ -96,6 +99,11 @@ VARIANTS: dict[str, dict[str, object]] = {
 SELECTORS = ("dflash selector", "dflash selector tree")
 """Variants that share all but their forward pass with others: a commit runs them in a gate of their
 own (test_selector_heads), `--full` in all."""
+
+
+LUCKY = (*SELECTORS, "draft_model short", "draft_model long")
+"""Variants that are random but for the embedded model's tokens: they guess what other targets say
+by luck only."""
 
 
 def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:

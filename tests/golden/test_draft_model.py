@@ -1,0 +1,112 @@
+"""Small language models that draft: transformers' assisted generation makes the same drafts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from openspec.checkpoint.targets.config import ModelConfig
+from openspec.config import EMBEDDED_MODEL
+from openspec.messages import EngineRequest, SamplingParams, SpeculativeOptions
+from tests.gates.harness import make_core
+from tests.gates.workload import prompts
+from tests.heads import models
+
+Round = tuple[list[int], int]
+"""Drafts, and how many of them were accepted."""
+NUM_DRAFTS, NUM_TOKENS = 4, 60
+STOPS = ModelConfig.from_folder(EMBEDDED_MODEL).eos_token_ids
+
+
+def rounds_here(prompt: list[int], folder: Path) -> tuple[list[Round], list[int]]:
+    """Of a greedy answer; and its tokens."""
+    core = make_core(
+        method="draft_model",
+        draft_model=str(folder),
+        num_speculative_tokens=NUM_DRAFTS,
+        adaptive_speculation=False,
+    )
+    core.add_request(
+        EngineRequest(
+            request_id="0",
+            prompt_token_ids=prompt,
+            sampling=SamplingParams(
+                temperature=0.0, max_tokens=NUM_TOKENS, seed=0, stop_token_ids=list(STOPS)
+            ),
+            speculative=SpeculativeOptions(detailed=True),
+        )
+    )
+    rounds: list[Round] = []
+    tokens: list[int] = []
+    while core.has_work:
+        for output in core.step():
+            tokens += output.token_ids
+            rounds += [(one.draft_token_ids, len(one.accepted)) for one in output.steps or []]
+    return rounds, tokens
+
+
+def rounds_there(
+    known: list[int], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[Round], list[int]]:
+    """The same of transformers, from a first chosen token on."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.generation.candidate_generator import AssistedCandidateGenerator
+
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    target, assistant = (
+        load(str(where), dtype=torch.float32, attn_implementation="eager").eval()
+        for where in (EMBEDDED_MODEL, folder)
+    )
+    assistant.generation_config.update(
+        num_assistant_tokens=NUM_DRAFTS,
+        num_assistant_tokens_schedule="constant",
+        assistant_confidence_threshold=0.0,
+    )
+    rounds: list[Round] = []
+    drafts: list[list[int]] = []
+    candidates, update = (
+        AssistedCandidateGenerator.get_candidates,
+        AssistedCandidateGenerator.update_candidate_strategy,
+    )
+
+    def noting_candidates(self: Any, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+        found = candidates(self, input_ids, **kwargs)
+        drafts.append(found[0][0, input_ids.shape[1] :].tolist())
+        return found
+
+    def noting_matches(self: Any, input_ids: Any, scores: Any, num_matches: int) -> None:
+        rounds.append((drafts[-1], int(num_matches)))
+        update(self, input_ids, scores, num_matches)
+
+    monkeypatch.setattr(AssistedCandidateGenerator, "get_candidates", noting_candidates)
+    monkeypatch.setattr(AssistedCandidateGenerator, "update_candidate_strategy", noting_matches)
+    ids = torch.tensor([known])
+    generated = target.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        assistant_model=assistant,
+        do_sample=False,
+        max_new_tokens=NUM_TOKENS - 1,
+    )
+    return rounds, generated[0, len(known) :].tolist()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", [models.CUT, models.STRANGER])
+def test_drafts_of_assisted_generation(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_compared = num_accepted = 0
+    for prompt in (list(prompts()[at]) for at in (0, 4, 8)):
+        here, tokens = rounds_here(prompt, models.folder(kind))
+        there, others = rounds_there([*prompt, tokens[0]], models.folder(kind), monkeypatch)
+        monkeypatch.undo()
+        assert [tokens[0], *others] == tokens
+        # The first step has the prompt alone; at the end both leave out drafts, each in its way.
+        for (drafts, accepted), (expected, matches) in zip(here[1:-2], there[:-1], strict=False):
+            assert (drafts[: len(expected)], accepted) == (expected, matches)
+            num_compared += 1
+            num_accepted += accepted
+    assert num_compared >= 40
+    assert num_accepted > 0 or kind == models.STRANGER
