@@ -71,9 +71,12 @@ TREES: dict[str, dict[str, object]] = {
     "dspark tree": {"method": "dspark", "draft_top_k": 4},
     "dflash selector tree": {"method": "dflash2", "draft_top_k": 4},
     "peagle tree": {"method": "peagle", "draft_top_k": 4},
+    "draft_model tree": {"method": "draft_model", "head": models.MASKS, "draft_top_k": 4},
 }
 """Compiled drafters that draft trees."""
 
+MOST_IN_A_CHAIN = 15
+"""Drafts of a language model that drafts one after another."""
 STRANGER = "draft_model stranger"
 """Shares nothing with any target."""
 
@@ -86,6 +89,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "peagle long": {"method": "peagle", "num_speculative_tokens": 15},
     "dflash window": {"method": "dflash", "draft_window": 24},
     "dflash selector": {"method": "dflash2"},
+    "draft_model masks": {"method": "draft_model", "head": models.MASKS},
     STRANGER: {"method": "draft_model", "head": models.STRANGER},
     "draft_model short": {"method": "draft_model", "head": models.SHORT, "draft_window": 40},
     "draft_model long": {
@@ -99,11 +103,6 @@ VARIANTS: dict[str, dict[str, object]] = {
 SELECTORS = ("dflash selector", "dflash selector tree")
 """Variants that share all but their forward pass with others: a commit runs them in a gate of their
 own (test_selector_heads), `--full` in all."""
-
-
-LUCKY = (*SELECTORS, "draft_model short", "draft_model long")
-"""Variants that are random but for the embedded model's tokens: they guess what other targets say
-by luck only."""
 
 
 def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
@@ -124,7 +123,9 @@ def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
     draft_model = untrained.draft_model(str(settings["method"]), head)
     settings = {**settings, "draft_model": draft_model}
     most = spec.max_num_speculative_tokens
-    if spec.num_drafts_of is not None:
+    if spec.name == "draft_model":
+        most = MOST_IN_A_CHAIN
+    elif spec.num_drafts_of is not None:  # the drafts of a block
         folder = Path(draft_model or EMBEDDED_MODEL / spec.name)
         most = spec.num_drafts_of(folder, spec.complete_options({}))
     return {"num_speculative_tokens": min(num_drafts, most), **settings}

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from openspec.messages import SpeculativeOptions
-from tests.gates.conftest import LUCKY, SELECTORS, STRANGER, TREES, Reference, drafter_settings
+from tests.gates.conftest import SELECTORS, STRANGER, TREES, Reference, drafter_settings
 from tests.gates.harness import Job, kv_memory, make_core, run, run_alone, texts
 from tests.gates.pairs import EMBEDDED
 from tests.gates.workload import jobs
@@ -37,7 +37,8 @@ def test_concurrency(
     settings.setdefault("adaptive_speculation", adaptive)
     core = make_core(**settings, max_num_seqs=concurrency)
     assert texts(run(core, batch)) == texts(reference(batch))
-    is_lucky = drafter_name in LUCKY and target_name != EMBEDDED
+    # Heads with a selector are random: they guess what other targets say by luck only.
+    is_lucky = drafter_name in SELECTORS and target_name != EMBEDDED
     if drafter_name not in ("none", "(garbage)", STRANGER) and not (adaptive or is_lucky):
         assert core.stats().num_accepted_tokens > 0, "a gate without an accepted draft shows little"
 

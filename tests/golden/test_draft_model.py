@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import EMBEDDED_MODEL
 from openspec.messages import EngineRequest, SamplingParams, SpeculativeOptions
+from openspec.step_detail import StepDetail
 from tests.gates.harness import make_core
 from tests.gates.workload import prompts
 from tests.heads import models
@@ -21,8 +23,8 @@ NUM_DRAFTS, NUM_TOKENS = 4, 60
 STOPS = ModelConfig.from_folder(EMBEDDED_MODEL).eos_token_ids
 
 
-def rounds_here(prompt: list[int], folder: Path) -> tuple[list[Round], list[int]]:
-    """Of a greedy answer; and its tokens."""
+def steps_here(prompt: list[int], folder: Path) -> Iterator[StepDetail]:
+    """Of a greedy answer."""
     core = make_core(
         method="draft_model",
         draft_model=str(folder),
@@ -39,13 +41,9 @@ def rounds_here(prompt: list[int], folder: Path) -> tuple[list[Round], list[int]
             speculative=SpeculativeOptions(detailed=True),
         )
     )
-    rounds: list[Round] = []
-    tokens: list[int] = []
     while core.has_work:
         for output in core.step():
-            tokens += output.token_ids
-            rounds += [(one.draft_token_ids, len(one.accepted)) for one in output.steps or []]
-    return rounds, tokens
+            yield from output.steps or []
 
 
 def rounds_there(
@@ -99,7 +97,9 @@ def rounds_there(
 def test_drafts_of_assisted_generation(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     num_compared = num_accepted = 0
     for prompt in (list(prompts()[at]) for at in (0, 4, 8)):
-        here, tokens = rounds_here(prompt, models.folder(kind))
+        steps = list(steps_here(prompt, models.folder(kind)))
+        here = [(step.draft_token_ids, len(step.accepted)) for step in steps]
+        tokens = [token for step in steps for token in step.token_ids]
         there, others = rounds_there([*prompt, tokens[0]], models.folder(kind), monkeypatch)
         monkeypatch.undo()
         assert [tokens[0], *others] == tokens
@@ -110,3 +110,26 @@ def test_drafts_of_assisted_generation(kind: str, monkeypatch: pytest.MonkeyPatc
             num_accepted += accepted
     assert num_compared >= 40
     assert num_accepted > 0 or kind == models.STRANGER
+
+
+@pytest.mark.full
+def test_masks_draft_as_in_pard() -> None:
+    """Every draft is the choice at a row of masks that stand after all known tokens."""
+    transformers = pytest.importorskip("transformers")
+    folder = models.folder(models.MASKS)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        str(folder), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    num_compared = 0
+    for prompt in (list(prompts()[at]) for at in (0, 4, 8)):
+        known = list(prompt)
+        for step in steps_here(prompt, folder):
+            if step.draft_token_ids:
+                rows = torch.tensor([known + [models.MASK] * (NUM_DRAFTS - 1)])
+                with torch.no_grad():
+                    logits = model(rows).logits[0, len(known) - 1 :]
+                drafts = logits.argmax(-1).tolist()
+                assert step.draft_token_ids == drafts[: len(step.draft_token_ids)]
+                num_compared += 1
+            known += step.token_ids
+    assert num_compared >= 40

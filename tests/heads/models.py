@@ -1,4 +1,4 @@
-"""Language models that draft for the embedded one: cut from it, disturbed, or of another family."""
+"""Language models that draft for the embedded one: cut from it, or of another family."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from bench.random_target import PUBLISHED, random_tensor, tensor_shapes
@@ -14,10 +15,13 @@ from safetensors.torch import load_file, save_file
 
 from openspec.config import EMBEDDED_MODEL
 
-CUT, STRANGER, SHORT, LONG = "cut", "stranger", "short", "long"
-KINDS = (CUT, STRANGER, SHORT, LONG)
-"""The embedded model's first layers; a random Qwen2.5 that shares nothing with it; Llama's layers
-around its embedding, with fewer tokens, or with more."""
+CUT, STRANGER, SHORT, LONG, MASKS = "cut", "stranger", "short", "long", "masks"
+KINDS = (CUT, STRANGER, SHORT, LONG, MASKS)
+"""The embedded model's first layers; a random Qwen2.5 that shares nothing with it; the first layers
+with fewer tokens, with more, and with a mask token."""
+MASK = 271
+"""The embedded model's " the", which it writes often enough for some drafts to be right."""
+EMBEDDING = "model.embed_tokens.weight"
 NUM_LAYERS = 3
 FEWER, MORE = 3072, 128
 """Tokens of the short table, and those that the long one has more."""
@@ -29,47 +33,35 @@ def folder(kind: str) -> Path:
     root = Path(tempfile.mkdtemp(prefix="openspec-model-"))
     trained = load_file(EMBEDDED_MODEL / "model.safetensors")
     embedded = json.loads((EMBEDDED_MODEL / "config.json").read_text())
-    if kind == CUT:
-        config = embedded | {"num_hidden_layers": NUM_LAYERS}
-        tensors = {name: trained[name] for name, _ in tensor_shapes(config) if name in trained}
-    else:
-        config = _other_config(kind, embedded)
-        random = torch.Generator().manual_seed(KINDS.index(kind))
+    if kind == STRANGER:
+        config = _stranger(embedded)
+        random = torch.Generator().manual_seed(1)
         tensors = {
             name: random_tensor(name, shape, torch.bfloat16, random)
             for name, shape in tensor_shapes(config)
         }
-        if kind != STRANGER:
-            _keep_embedding(tensors, trained["model.embed_tokens.weight"])
+    else:
+        table = trained[EMBEDDING]
+        num_tokens = {SHORT: FEWER, LONG: len(table) + MORE}.get(kind, len(table))
+        config = embedded | {"num_hidden_layers": NUM_LAYERS, "vocab_size": num_tokens}
+        config |= {"pard_token": MASK} if kind == MASKS else {}
+        config |= {"eos_token_id": 1, "bos_token_id": 0} if kind == SHORT else {}
+        trained[EMBEDDING] = torch.cat([table, table[:MORE]])[:num_tokens].contiguous()
+        tensors = {name: trained[name] for name, _ in tensor_shapes(config)}
     (root / "config.json").write_text(json.dumps(config))
     shutil.copy(EMBEDDED_MODEL / "tokenizer.json", root)
     save_file(tensors, root / "model.safetensors", {"format": "pt"})
     return root
 
 
-def _other_config(kind: str, embedded: dict[str, object]) -> dict[str, object]:
-    family = "qwen2.5-7b" if kind == STRANGER else "llama-3.2-1b"
-    vocab = embedded["vocab_size"]
-    assert isinstance(vocab, int)
+def _stranger(embedded: dict[str, Any]) -> dict[str, Any]:
     return {
-        **PUBLISHED[family],
-        "hidden_size": 192 if kind == STRANGER else embedded["hidden_size"],
+        **PUBLISHED["qwen2.5-7b"],
+        "hidden_size": 192,
         "intermediate_size": 256,
         "num_hidden_layers": 2,
         "num_attention_heads": 3,
         "num_key_value_heads": 1,
         "head_dim": 64,
-        "vocab_size": {SHORT: FEWER, LONG: vocab + MORE}.get(kind, vocab),
-        "eos_token_id": embedded["eos_token_id"] if kind != SHORT else 1,
-        "max_position_embeddings": embedded["max_position_embeddings"],
+        **{key: embedded[key] for key in ("vocab_size", "eos_token_id", "max_position_embeddings")},
     }
-
-
-def _keep_embedding(tensors: dict[str, torch.Tensor], table: torch.Tensor) -> None:
-    """Rows of the trained embedding as far as both go; layers add little to it."""
-    own = tensors["model.embed_tokens.weight"]
-    num_rows = min(len(own), len(table))
-    own[:num_rows] = table[:num_rows]
-    for name, tensor in tensors.items():
-        if "o_proj" in name or "down_proj" in name:
-            tensor *= 0.1

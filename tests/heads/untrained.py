@@ -22,11 +22,10 @@ from tests.heads.formats import (
     dflash_zlab,
     markov_tensors,
 )
+from tests.heads.models import MASK
 from tests.heads.seeded import drawn, write
 
 BLOCK_SIZE, RANK, GROUP = 16, 16, 16
-MASK = 271
-"""The embedded model's " the", which it writes often enough for some drafts to be right."""
 GAINS = {"o_proj": 0.1, "down_proj": 0.1, "codebook": 0.1, "kernel_projection": 0.01}
 """Layers add little: a mask's row stays near its embedding, whose token it then drafts."""
 ONES = (1.0, 1.0)

@@ -39,9 +39,10 @@ class LanguageModel : public DecoderModel<LanguageModelConfig, LanguageModelTens
   void forward(const ExecContext& exec, const Sight& sight, std::span<const KvLayerView> kv);
   /// [max_rows, hidden_size], normed, of which logits are made: until the next pass.
   void* outputs() { return scratch_.normed(); }
-  /// Logits of the first rows of `outputs`: out [count, draft_vocab_size] fp32.
-  void logits(const ExecContext& exec, int count, float* out) {
-    scratch_.logits(exec, tensors_.shared.head, nullptr, count, out);
+  /// Logits of rows of `outputs`: out [count, draft_vocab_size] fp32; row [count], of -1 comes
+  /// anything; null: the first ones.
+  void logits(const ExecContext& exec, const int32_t* row, int count, float* out) {
+    scratch_.logits(exec, tensors_.shared.head, row, count, out);
   }
 };
 

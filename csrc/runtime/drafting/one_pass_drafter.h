@@ -153,6 +153,18 @@ class OnePassDrafter : public Head {
                              .scores = wanted.scores});
   }
 
+  /// Chains or trees from the logits of rows that know nothing of each other's drafts.
+  void make_drafts(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted,
+                   const DraftRows& rows, int num_samples) {
+    if (makes_trees()) {
+      this->find_best(exec, table, best_of(rows, num_samples, top_k_));
+      grow_trees(exec, wanted, top_k_);
+    } else {
+      draw_drafts(exec, table, rows, num_samples);
+      store_chains(exec, wanted);
+    }
+  }
+
   /// What `find_best` needs for the `count` best tokens of each depth.
   TopDraftsParams best_of(const DraftRows& rows, int num_samples, int count) {
     return {.rows = rows.batch(),

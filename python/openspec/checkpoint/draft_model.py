@@ -27,6 +27,8 @@ KIND = "draft model"
 OTHER_TARGET = "the head was trained for another target; give one made for this model"
 PICKLED_WEIGHTS = "pytorch_model.bin"
 CHUNK_BYTES = 1 << 16
+MASK_KEYS = ("mask_token_id", "ptd_token_id", "pard_token")
+"""Of speculators and SpecForge; of vLLM's configurations with parallel_drafting; of PARD."""
 
 
 class DraftCheckpoint:
@@ -87,6 +89,22 @@ def read_draft_keys(folder: str | Path) -> JsonKeys:
     if config is None:
         raise ConfigError(f"{root} has no config.json; give the folder of a complete draft model")
     return JsonKeys(read_json_object(config), str(root / "config.json"))
+
+
+def read_mask_token(keys: JsonKeys, vocab: int) -> int | None:
+    """The token that stands for those that are not known; None: no key names one.
+
+    Raises:
+        ConfigError: it is outside the vocabulary, or two keys name different ones.
+    """
+    named = [name for name in MASK_KEYS if keys.get(name) is not None]
+    if not named:
+        return None
+    token = keys.integer(named[0], 0, vocab - 1)
+    for name in named[1:]:
+        if keys.integer(name, 0, vocab - 1) != token:
+            keys.refuse(name, f"{token}, as {named[0]} says")
+    return token
 
 
 def open_draft_checkpoint(folder: str | Path) -> DraftCheckpoint:

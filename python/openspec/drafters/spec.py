@@ -70,23 +70,6 @@ SUGGESTED_WINDOW = 256
 MAX_ONE_PASS_TREE_SIZE = 256
 
 
-NOISE_OPTION = DrafterOption(
-    name=DRAFT_NOISE,
-    default=True,
-    help="Draw the drafts of sampled requests with the noise that the target's choice will be "
-    "drawn with (with --acceptance rejection: with noise of their own); off: always the "
-    "drafter's best.",
-)
-WINDOW_OPTION = DrafterOption(
-    name=DRAFT_WINDOW,
-    default=0,
-    minimum=0,
-    maximum=1 << 24,
-    help="Tokens of the context that the drafter attends to, the last ones; 0: all. For texts "
-    "far longer than those that it was trained on.",
-)
-
-
 def head_options(
     *, max_top_k: int, top_k_help: str, max_tree_size: int, tree_size_help: str
 ) -> tuple[DrafterOption, ...]:
@@ -98,8 +81,21 @@ def head_options(
             help="Layers of the target, from 0, whose outputs the head reads, such as 1,17,32. "
             "Default: what the head's config.json says.",
         ),
-        NOISE_OPTION,
-        WINDOW_OPTION,
+        DrafterOption(
+            name=DRAFT_NOISE,
+            default=True,
+            help="Draw the drafts of sampled requests with the noise that the target's choice will "
+            "be drawn with (with --acceptance rejection: with noise of their own); off: always the "
+            "head's best.",
+        ),
+        DrafterOption(
+            name=DRAFT_WINDOW,
+            default=0,
+            minimum=0,
+            maximum=1 << 24,
+            help="Tokens of the context that the head attends to, the last ones; 0: all. For texts "
+            "far longer than those that it was trained on.",
+        ),
         DrafterOption(name=DRAFT_TOP_K, default=1, minimum=1, maximum=max_top_k, help=top_k_help),
         DrafterOption(
             name=DRAFT_TREE_SIZE,
@@ -324,18 +320,6 @@ class DrafterSpec:
             self.check(setup)
 
 
-def check_drawn(setup: DraftSetup) -> None:
-    """Refuses acceptance by rejection of drafts that are not drawn.
-
-    Raises:
-        ConfigError: with the remedy.
-    """
-    if setup.acceptance == "rejection" and not setup.options[DRAFT_NOISE]:
-        raise ConfigError(
-            f"--acceptance rejection needs drafts that are drawn: drop it, or {DRAFT_NOISE}=false"
-        )
-
-
 def check_head_options(setup: DraftSetup) -> None:
     """Refuses trees that cannot be, and what goes with no trees or no acceptance by rejection.
 
@@ -347,7 +331,10 @@ def check_head_options(setup: DraftSetup) -> None:
         raise ConfigError(
             f"--acceptance rejection is for chains: drop it, or {DRAFT_TOP_K}={top_k}"
         )
-    check_drawn(setup)
+    if setup.acceptance == "rejection" and not setup.options[DRAFT_NOISE]:
+        raise ConfigError(
+            f"--acceptance rejection needs drafts that are drawn: drop it, or {DRAFT_NOISE}=false"
+        )
     if top_k == 1:
         if tree_size != 0:
             raise ConfigError(

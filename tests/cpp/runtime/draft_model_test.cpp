@@ -43,6 +43,15 @@ RunnerConfig model_config(int vocab_size = kVocab, bool is_tied = true) {
   return config;
 }
 
+/// All drafts in one pass, as chains or trees.
+RunnerConfig mask_config(int depth, int top_k, int num_drafts) {
+  RunnerConfig config = with_option(model_config(), "draft_top_k", int64_t{top_k});
+  config.head->mask_token = 60;
+  config.draft_depth = depth;
+  config.max_draft_tokens = num_drafts;
+  return config;
+}
+
 /// The target itself as drafter.
 RunnerConfig copy_config() {
   RunnerConfig config = model_config();
@@ -66,11 +75,16 @@ TEST(the_text_is_that_of_plain_decoding) {
     }
   }
   check_texts(with_option(model_config(), "draft_window", int64_t{9}), 300, jobs, expected, {32});
+  check_texts(mask_config(4, 1, 4), 300, jobs, expected, {32, 7});
+  check_texts(mask_config(3, 2, 7), 300, jobs, expected, {32, 7});
+  check_texts(mask_config(8, 10, 15), 300, jobs, expected, {32});
 }
 
 TEST(it_drafts_up_to_the_context_limit) {
   const std::vector<Job> jobs = mixed_jobs(60, kVocab);
-  check_texts(model_config(), 400, jobs, plain(jobs), {32, 5});
+  const std::vector<Ids> expected = plain(jobs);
+  check_texts(model_config(), 400, jobs, expected, {32, 5});
+  check_texts(mask_config(8, 4, 15), 400, jobs, expected, {32});
 }
 
 // What it has learned of prompts, chunks, prefixes and its own drafts is then the target's state.
@@ -108,8 +122,7 @@ TEST(a_copy_of_the_target_is_always_right) {
 TEST(rejection_sampling_keeps_greedy_texts) {
   const std::vector<Job> jobs = mixed_jobs(12, kVocab);
   const std::vector<Ids> expected = plain(jobs);
-  for (const int vocab_size : {40, 90}) {
-    RunnerConfig config = model_config(vocab_size);
+  for (RunnerConfig config : {model_config(40), model_config(90), mask_config(4, 1, 4)}) {
     config.acceptance = Acceptance::kRejection;
     Runner runner(config, 300);
     testing::load_random_weights(runner);
@@ -136,4 +149,10 @@ TEST(what_cannot_be_is_refused) {
   config = model_config();
   config.max_draft_tokens = 16;
   check(config, "[1, 15]");
+  check(with_option(model_config(), "draft_top_k", int64_t{2}), "without a mask token");
+  config = mask_config(4, 1, 4);
+  config.head->mask_token = 61;
+  check(config, "mask_token");
+  check(mask_config(64, 2, 64), "[1, 63]");
+  check(mask_config(3, 2, 257), "at most 256");
 }

@@ -3,27 +3,45 @@
 #include "core/check.h"
 #include "kernels/ops.h"
 #include "model/heads/language_model.h"
-#include "runtime/drafting/network_drafter.h"
+#include "runtime/drafting/one_pass_drafter.h"
 
 namespace openspec {
 namespace {
 
 constexpr int kMaxDepth = 15;
+constexpr int kMaxMasks = 63;
 
-/// A small language model that drafts token by token.
-///
-/// Its state per sequence: entries in the page pool for all known tokens, and the output of the
-/// last one's row. So what a step has committed costs one pass, which gives the first draft, too.
+/// A small language model. Its state per sequence: entries in the page pool for known tokens.
 /// Entries of drafts are overwritten as soon as the step is known.
-class DraftModelDrafter final : public HeadDrafter<LanguageModel> {
+class LanguageModelDrafter : public HeadDrafter<LanguageModel> {
+ protected:
+  explicit LanguageModelDrafter(const RunnerConfig& config) : HeadDrafter(config) {
+    head_.validate();
+  }
+
+  /// The entries of a step's rows.
+  void extend(const ExecContext& exec, const TableView& table, const CommittedStep& step,
+              const DraftRows& rows) {
+    RowBatch batch = rows.batch();
+    batch.expected_span_rows = step.rows.expected_span_rows;
+    batch.expected_kv_len = step.rows.expected_kv_len;
+    model_->forward(exec, {.rows = batch, .pages = table.pages}, kv_);
+  }
+};
+
+/// Drafts token by token. The output of the last known token's row is state, too: so the pass over
+/// what a step has committed gives the first draft of the next.
+class ChainDrafter final : public LanguageModelDrafter {
  public:
-  explicit DraftModelDrafter(const RunnerConfig& config)
-      : HeadDrafter(config), max_chains_(std::min(config.max_num_seqs, limits().max_rows)) {
+  explicit ChainDrafter(const RunnerConfig& config)
+      : LanguageModelDrafter(config),
+        max_chains_(std::min(config.max_num_seqs, limits().max_rows)) {
     const int depth = config.num_depths();
     OPENSPEC_CHECK_ARG(depth >= 1 && depth <= kMaxDepth, "draft_depth must be in [1, ", kMaxDepth,
                        "], got ", depth);
-    OPENSPEC_CHECK_ARG(config.max_draft_tokens <= depth, "drafts of this kind are chains");
-    head_.validate();
+    OPENSPEC_CHECK_ARG(
+        config.max_draft_tokens <= depth && config.integer("draft_top_k", 1, 1, kMaxTopDrafts) == 1,
+        "a model without a mask token drafts chains: set draft_top_k to 1");
     const auto width = static_cast<size_t>(row_bytes(head_.hidden_size));
     plan_rows(limits().max_rows, 1);
     at_.last_row = take(config.max_num_seqs, sizeof(int32_t));
@@ -44,10 +62,7 @@ class DraftModelDrafter final : public HeadDrafter<LanguageModel> {
     const DraftRows rows = extend_rows(exec, table, step, /*features=*/nullptr, /*width=*/0,
                                        at<int32_t>(at_.last_row), /*from_start=*/true);
     if (rows.num_rows == 0) return;
-    RowBatch batch = rows.batch();
-    batch.expected_span_rows = step.rows.expected_span_rows;
-    batch.expected_kv_len = step.rows.expected_kv_len;
-    model_->forward(exec, {.rows = batch, .pages = table.pages}, kv_);
+    extend(exec, table, step, rows);
     copy_rows(exec, at<int32_t>(at_.last_row), model_->outputs(), at<void>(at_.output_of_slot),
               table.max_num_seqs, head_.hidden_size);
   }
@@ -89,7 +104,7 @@ class DraftModelDrafter final : public HeadDrafter<LanguageModel> {
   void draw_from(const ExecContext& exec, const TableView& table, const DraftRows& rows,
                  float* logits) {
     set_last_logits(logits, rows.num_rows);
-    model_->logits(exec, rows.num_rows, logits);
+    model_->logits(exec, nullptr, rows.num_rows, logits);
     draw(exec, table,
          {.rows = rows.batch(),
           .sample_row = rows.row_span,  // a row's own number; -1: padding
@@ -118,7 +133,48 @@ class DraftModelDrafter final : public HeadDrafter<LanguageModel> {
   Places at_{};
 };
 
-const DrafterRegistration kRegistration("draft_model", make_drafter_of<DraftModelDrafter>);
+/// Drafts all tokens in one pass: after the last known token's row stand rows of masks, and every
+/// row drafts the token of its depth.
+///
+/// Source: PARD (An et al., arXiv 2504.18583) and its reference code.
+class ParallelDrafter final : public OnePassDrafter<LanguageModelDrafter> {
+ public:
+  explicit ParallelDrafter(const RunnerConfig& config) : OnePassDrafter(config) {
+    OPENSPEC_CHECK_ARG(head_.mask_token < head_.vocab_size, "mask_token must be in [0, ",
+                       head_.vocab_size, "), got ", head_.mask_token);
+    OPENSPEC_CHECK_ARG(depth_ >= 1 && depth_ <= kMaxMasks, "draft_depth must be in [1, ", kMaxMasks,
+                       "], got ", depth_);
+    const int most = makes_trees() ? kMaxBlockTreeNodes : depth_;
+    OPENSPEC_CHECK_ARG(config.max_draft_tokens <= most, "a tree of ", config.max_draft_tokens,
+                       " drafts, at most ", most);
+    declare_trees(top_k_, head_.draft_vocab_size);
+    plan_blocks(makes_trees() ? top_k_ : 0);
+    declare_head(limits());
+  }
+
+  void learn(const ExecContext& exec, const TableView& table, const CommittedStep& step) override {
+    const DraftRows rows = extend_rows(exec, table, step, /*features=*/nullptr, /*width=*/0);
+    if (rows.num_rows > 0) extend(exec, table, step, rows);
+  }
+
+ private:
+  void propose_blocks(const ExecContext& exec, const TableView& table,
+                      const WantedDrafts& wanted) override {
+    const Room room = room_of(exec, wanted);
+    const DraftRows rows = make_rows(exec, table, wanted, room, /*mask_source=*/-1);
+    if (rows.num_rows == 0) return;
+    model_->forward(exec, sight_of(exec, table, rows, wanted.expected_kv_len), kv_);
+    model_->logits(exec, head_row(), rows.num_rows, logits());
+    make_drafts(exec, table, wanted, rows, rows.num_rows);
+  }
+};
+
+std::unique_ptr<Drafter> make(const RunnerConfig& config) {
+  if (config.the_head().mask_token >= 0) return std::make_unique<ParallelDrafter>(config);
+  return std::make_unique<ChainDrafter>(config);
+}
+
+const DrafterRegistration kRegistration("draft_model", make);
 
 }  // namespace
 }  // namespace openspec

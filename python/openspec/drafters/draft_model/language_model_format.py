@@ -7,15 +7,22 @@ import dataclasses
 import logging
 import math
 from collections.abc import Iterable
+from pathlib import Path
 
 from openspec.checkpoint.draft_head import HEAD, LAYER_TENSORS, QK_NORMS, TARGET_EMBEDDING
-from openspec.checkpoint.draft_model import DraftCheckpoint, open_draft_checkpoint
+from openspec.checkpoint.draft_model import (
+    MASK_KEYS,
+    DraftCheckpoint,
+    open_draft_checkpoint,
+    read_draft_keys,
+    read_mask_token,
+)
 from openspec.checkpoint.quantization.weight_format import WeightFormat, weight_format
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.tensor_info import TensorInfo
 from openspec.checkpoint.vocabularies import share_vocabulary
 from openspec.checkpoint.weights import DraftModel, target_tensors
-from openspec.drafters.spec import DraftSetup
+from openspec.drafters.spec import DRAFT_TOP_K, DraftSetup, Options
 from openspec.errors import ConfigError
 from openspec.specs.head import HeadSpec
 from openspec.specs.layers import AttentionSpec, DenseMlpSpec
@@ -25,6 +32,20 @@ logger = logging.getLogger(__name__)
 
 BIASES = ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias")
 FINAL_NORM = "model.norm.weight"
+PARALLEL_DRAFTING = "parallel_drafting"
+MAX_CHAIN, NUM_CHAIN, NUM_PARALLEL = 15, 4, 8
+"""Drafts one after another, at most and by default; and by default in one pass."""
+
+
+def num_drafts_of(folder: Path, options: Options) -> int:
+    """K by default.
+
+    Raises:
+        ConfigError: there is no config.json.
+    """
+    keys = read_draft_keys(folder)
+    is_parallel = options[PARALLEL_DRAFTING] and any(keys.get(key) is not None for key in MASK_KEYS)
+    return NUM_PARALLEL if is_parallel else NUM_CHAIN
 
 
 def read_language_model(setup: DraftSetup) -> DraftModel:
@@ -40,6 +61,7 @@ def read_language_model(setup: DraftSetup) -> DraftModel:
     if model.quantization is not None:
         weights = weight_format(checkpoint.tensors, model.quantization)
     spec = dataclasses.replace(model.spec, quantized=weights.quantized)
+    mask = _mask_token(checkpoint, setup, spec.vocab_size)
     vocabulary = share_vocabulary(checkpoint.folder, setup.target_folder)
     num_parameters = _num_parameters(checkpoint.tensors.values())
     _warn_of_size(setup, num_parameters)
@@ -49,11 +71,15 @@ def read_language_model(setup: DraftSetup) -> DraftModel:
         f"layers: {spec.num_layers} of {spec.hidden_size}, weights {weights.name}",
         f"vocabulary: {spec.vocab_size} rows, the target's {size}",
         vocabulary.described,
+        "drafts: one after another"
+        if mask is None
+        else f"drafts: in one pass, masks: token {mask}",
     )
     return DraftModel(
         folder=checkpoint.folder,
         description=f"language model {checkpoint.folder.name}, {num_parameters / 1e6:.1f} M "
-        f"parameters, {spec.num_layers} layers, weights {weights.name}, reads tokens alone",
+        f"parameters, {spec.num_layers} layers, weights {weights.name}, drafts "
+        f"{'one after another' if mask is None else 'in one pass'}",
         head=HeadSpec(
             layers=spec.layers,
             rms_norm_eps=spec.rms_norm_eps,
@@ -62,6 +88,7 @@ def read_language_model(setup: DraftSetup) -> DraftModel:
             has_embedding=True,
             has_head=not spec.tie_word_embeddings,
             has_token_map=False,
+            mask_token=-1 if mask is None else mask,
             model=spec,
             unknown_token=min(vocabulary.unknown_token, spec.vocab_size - 1),
         ),
@@ -71,6 +98,24 @@ def read_language_model(setup: DraftSetup) -> DraftModel:
         weight_format=weights,
         trained_length=model.max_model_len,
     )
+
+
+def _mask_token(checkpoint: DraftCheckpoint, setup: DraftSetup, vocab: int) -> int | None:
+    """Of a model that drafts in one pass; None: it drafts one after another."""
+    mask = None
+    if setup.options[PARALLEL_DRAFTING]:
+        mask = read_mask_token(checkpoint.keys, vocab)
+    if mask is None and setup.options[DRAFT_TOP_K] != 1:
+        raise ConfigError(
+            f"{DRAFT_TOP_K}: trees are for draft models with a mask token ({', '.join(MASK_KEYS)} "
+            f"in config.json), which {checkpoint.keys.source} does not name; set it to 1"
+        )
+    if mask is None and setup.draft_depth > MAX_CHAIN:
+        raise ConfigError(
+            f"num_speculative_tokens must be in [0, {MAX_CHAIN}] for a draft model that drafts one "
+            f"token after another, got {setup.draft_depth}"
+        )
+    return mask
 
 
 def _check_layers(checkpoint: DraftCheckpoint, spec: TargetSpec) -> None:
