@@ -64,6 +64,9 @@ constexpr Shape kShapes[] = {
     {"qwen2.5-7b", 3584, 28, 28, 4, 128, 18944, 152064, false, false, true, 1e6, {1, 13, 24}},
 };
 
+/// A small language model that drafts one after another, or all in one pass.
+constexpr const char *kChain = "draft_model", *kMasks = "draft_model masks";
+
 /// A drafter's trees of `max_drafts` drafts, the best of `top_k` children to a node.
 struct Trees {
   const char *name, *method;
@@ -161,11 +164,16 @@ RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ra
     head.draft_vocab_size = 32000;
     head.has_token_map = true;
   }
-  if (method == "draft_model") {
+  if (method == kChain || method == kMasks) {
+    config.method = kChain;
     HeadSpec& head = config.head.emplace();
     head.model = model_of(drafter_of(shape));
     head.layers = head.model->layers;
     head.draft_vocab_size = std::min(head.model->vocab_size, shape.vocab_size);
+    if (method == kMasks) {
+      config.max_draft_tokens = 15;
+      head.mask_token = head.draft_vocab_size - 1;
+    }
   }
   if (method == "dflash" || method == "dspark") {  // published heads for Qwen3-4B
     const bool has_markov = method == "dspark";
@@ -430,11 +438,12 @@ void time_graphs(Runner& runner, const std::string& method, double floor_ms, dou
     }
   }
   json += "}";
-  if (method != "eagle3" && method != "dflash" && method != "draft_model") return;
+  if (method != "eagle3" && method != "dflash" && method != kChain && method != kMasks) return;
   const std::vector<double> both =
       runner.time_steps(std::vector<StepKind>{{1, rows_per_seq, false}, {1, rows_per_seq, true}},
                         Work{}.prompt_len, 9, 5.0);
-  const int num_passes = method == "dflash" ? 1 : rows_per_seq - 1;
+  // With masks: over what the step committed, then over a block.
+  const int num_passes = method == "dflash" ? 1 : method == kMasks ? 2 : rows_per_seq - 1;
   const double ms = 1e3 * (both[1] - both[0]);
   const double bytes_ms = 1e3 * draft_bytes(runner, num_passes) / bandwidth;
   std::printf("%s drafts for one request in %.3f ms, %.2f x reading its weights and LM head\n",
@@ -484,6 +493,7 @@ int main(int argc, char** argv) {
   if (methods.empty()) {
     methods = drafter_names();
     for (const Trees& trees : kTrees) methods.emplace_back(trees.name);
+    methods.emplace_back(kMasks);
   }
   for (const std::string& method : methods) {
     RunnerConfig config = config_of(*shape, method, num_ranks);
