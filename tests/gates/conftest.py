@@ -90,6 +90,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "dflash window": {"method": "dflash", "draft_window": 24},
     "dflash selector": {"method": "dflash2"},
     "draft_model masks": {"method": "draft_model", "head": models.MASKS},
+    "draft_model states": {"method": "draft_model", "head": models.STATES},
     STRANGER: {"method": "draft_model", "head": models.STRANGER},
     "draft_model short": {"method": "draft_model", "head": models.SHORT, "draft_window": 40},
     "draft_model long": {

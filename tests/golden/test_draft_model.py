@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import EMBEDDED_MODEL
@@ -50,14 +51,10 @@ def rounds_there(
     known: list[int], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[Round], list[int]]:
     """The same of transformers, from a first chosen token on."""
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-    load = transformers.AutoModelForCausalLM.from_pretrained
-    target, assistant = (
-        load(str(where), dtype=torch.float32, attn_implementation="eager").eval()
-        for where in (EMBEDDED_MODEL, folder)
-    )
+    target, assistant = loaded(EMBEDDED_MODEL), loaded(folder)
     assistant.generation_config.update(
         num_assistant_tokens=NUM_DRAFTS,
         num_assistant_tokens_schedule="constant",
@@ -112,23 +109,46 @@ def test_drafts_of_assisted_generation(kind: str, monkeypatch: pytest.MonkeyPatc
     assert num_accepted > 0 or kind == models.STRANGER
 
 
-@pytest.mark.full
-def test_masks_draft_as_in_pard() -> None:
-    """Every draft is the choice at a row of masks that stand after all known tokens."""
+def loaded(folder: Path) -> Any:
+    """A model of transformers, in fp32."""
     transformers = pytest.importorskip("transformers")
-    folder = models.folder(models.MASKS)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    return transformers.AutoModelForCausalLM.from_pretrained(
         str(folder), dtype=torch.float32, attn_implementation="eager"
     ).eval()
+
+
+def drafts_there(known: list[int], drafter: Any, target: Any | None) -> list[int]:
+    """Choices at the last known token and at masks after it.
+
+    With a target its states, of the positions before, are added to the embeddings; masks repeat
+    those of the last known token.
+    """
+    embedded = drafter.get_input_embeddings()(
+        torch.tensor([known + [models.MASK] * (NUM_DRAFTS - 1)])
+    )
+    if target is not None:
+        tensors = load_file(models.folder(models.STATES) / "model.safetensors")
+        found = target(torch.tensor([known]), output_hidden_states=True).hidden_states
+        states = torch.cat([found[index] for index in models.STATES_OF], dim=-1)[0]
+        rows = [torch.zeros_like(states[0]), *states[:-1], *[states[-2]] * (NUM_DRAFTS - 1)]
+        weight, bias = (tensors[f"target_proj.{name}"].float() for name in ("weight", "bias"))
+        embedded = embedded + models.SCALE * (torch.stack(rows) @ weight.T + bias)
+    logits: torch.Tensor = drafter(inputs_embeds=embedded).logits[0, len(known) - 1 :]
+    return logits.argmax(-1).tolist()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", [models.MASKS, models.STATES])
+@torch.no_grad()
+def test_masks_draft_as_in_pard(kind: str) -> None:
+    folder = models.folder(kind)
+    drafter, target = loaded(folder), loaded(EMBEDDED_MODEL) if kind == models.STATES else None
     num_compared = 0
     for prompt in (list(prompts()[at]) for at in (0, 4, 8)):
         known = list(prompt)
         for step in steps_here(prompt, folder):
             if step.draft_token_ids:
-                rows = torch.tensor([known + [models.MASK] * (NUM_DRAFTS - 1)])
-                with torch.no_grad():
-                    logits = model(rows).logits[0, len(known) - 1 :]
-                drafts = logits.argmax(-1).tolist()
+                drafts = drafts_there(known, drafter, target)
                 assert step.draft_token_ids == drafts[: len(step.draft_token_ids)]
                 num_compared += 1
             known += step.token_ids

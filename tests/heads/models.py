@@ -15,10 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from openspec.config import EMBEDDED_MODEL
 
-CUT, STRANGER, SHORT, LONG, MASKS = "cut", "stranger", "short", "long", "masks"
-KINDS = (CUT, STRANGER, SHORT, LONG, MASKS)
+CUT, STRANGER, SHORT, LONG = "cut", "stranger", "short", "long"
+MASKS, STATES = "masks", "states"
+KINDS = (CUT, STRANGER, SHORT, LONG, MASKS, STATES)
 """The embedded model's first layers; a random Qwen2.5 that shares nothing with it; the first layers
-with fewer tokens, with more, and with a mask token."""
+with fewer tokens, with more, with a mask token, and with that and states of the target."""
+STATES_OF, SCALE = [-1, -3, -2], 0.125
 MASK = 271
 """The embedded model's " the", which it writes often enough for some drafts to be right."""
 EMBEDDING = "model.embed_tokens.weight"
@@ -44,10 +46,18 @@ def folder(kind: str) -> Path:
         table = trained[EMBEDDING]
         num_tokens = {SHORT: FEWER, LONG: len(table) + MORE}.get(kind, len(table))
         config = embedded | {"num_hidden_layers": NUM_LAYERS, "vocab_size": num_tokens}
-        config |= {"pard_token": MASK} if kind == MASKS else {}
+        config |= {"pard_token": MASK} if kind in (MASKS, STATES) else {}
         config |= {"eos_token_id": 1, "bos_token_id": 0} if kind == SHORT else {}
         trained[EMBEDDING] = torch.cat([table, table[:MORE]])[:num_tokens].contiguous()
         tensors = {name: trained[name] for name, _ in tensor_shapes(config)}
+        if kind == STATES:
+            config |= {"spd_type": "pard2", "pard2_scale": SCALE, "pard2_target_layers": STATES_OF}
+            hidden = config["hidden_size"]
+            width = config["pard2_target_dim"] = len(STATES_OF) * hidden
+            random = torch.Generator().manual_seed(2)
+            weight = torch.randn(hidden, width, generator=random) / width**0.5
+            tensors["target_proj.weight"] = weight.bfloat16()
+            tensors["target_proj.bias"] = torch.randn(hidden, generator=random).bfloat16()
     (root / "config.json").write_text(json.dumps(config))
     shutil.copy(EMBEDDED_MODEL / "tokenizer.json", root)
     save_file(tensors, root / "model.safetensors", {"format": "pt"})

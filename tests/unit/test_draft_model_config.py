@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.vocabularies import share_vocabulary
@@ -18,6 +20,7 @@ from openspec.config import EMBEDDED_MODEL, EngineConfig, config_from_settings
 from openspec.drafters import get_drafter
 from openspec.engine.plan import plan_engine
 from openspec.errors import ConfigError
+from openspec.tools.convert_drafter import convert
 from openspec.tools.quantize import write_quantized
 from tests.heads import models
 from tests.heads.stubs import tokenizer_json
@@ -176,3 +179,89 @@ def test_rejection_needs_noise() -> None:
     with pytest.raises(ConfigError, match="needs drafts that are drawn"):
         config.drafter.validate(config.draft_setup(TARGET))
     dataclasses.replace(config, acceptance="match").draft_setup(TARGET)
+
+
+# ---- Masks, and states of the target ------------------------------------------------------------
+
+
+def with_options(folder: Path, num_drafts: int | None = None, **options: Any) -> DraftModel:
+    return read(folder, num_speculative_tokens=num_drafts, method_options=options)
+
+
+@pytest.mark.parametrize("key", ["pard_token", "ptd_token_id", "mask_token_id"])
+def test_mask_token(tmp_path: Path, key: str) -> None:
+    folder = copy_of(models.folder(models.CUT), tmp_path / "m", **{key: 4000})
+    assert read(folder).head.mask_token == 4000
+    assert with_options(folder, parallel_drafting=False).head.mask_token == -1
+    config = EngineConfig(method="draft_model", draft_model=str(folder))
+    assert (config.draft_depth, config.max_draft_tokens) == (8, 8)
+    chain = dataclasses.replace(config, method_options={"parallel_drafting": False})
+    assert chain.draft_depth == 4
+    tree = dataclasses.replace(config, method_options={"draft_top_k": 4})
+    assert tree.max_draft_tokens == 15
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"pard_token": 4096}, "pard_token: expected an integer in"),
+        ({"pard_token": 7, "mask_token_id": 8}, "as mask_token_id says"),
+    ],
+)
+def test_bad_mask_tokens(tmp_path: Path, keys: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(copy_of(models.folder(models.CUT), tmp_path / "m", **keys))
+
+
+def test_chains_have_limits() -> None:
+    folder = models.folder(models.CUT)
+    with pytest.raises(ConfigError, match="trees are for draft models with a mask token"):
+        with_options(folder, draft_top_k=4)
+    with pytest.raises(ConfigError, match=r"in \[0, 15\] for a draft model that drafts one"):
+        with_options(folder, num_drafts=16)
+    assert with_options(models.folder(models.MASKS), num_drafts=16).head.mask_token == models.MASK
+
+
+def test_states() -> None:
+    model = read(models.folder(models.STATES))
+    assert (model.head.capture_layers, model.head.captures_normed) == ((1, 2, 3), True)
+    assert model.head.has_projection_bias
+    # Columns come in the order of config.json: the last layer, the second, the third.
+    hidden = TARGET.hidden_size
+    weight = torch.arange(3.0).repeat_interleave(hidden).expand(hidden, 3 * hidden)
+    edited = model.edits["target_proj.weight"](weight)
+    assert (edited[0, ::hidden] / models.SCALE).tolist() == [1.0, 2.0, 0.0]
+    chain = with_options(models.folder(models.STATES), parallel_drafting=False)
+    assert (chain.head.capture_layers, "target_proj.weight" in chain.ignored_tensors) == ((), True)
+
+
+def test_states_of_another_size(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = copy_of(models.folder(models.STATES), tmp_path / "m", pard2_target_dim=4096)
+    with caplog.at_level(logging.INFO):
+        model = read(folder)
+    assert model.head.capture_layers == () and model.head.mask_token == models.MASK
+    assert "target_proj.weight" in model.ignored_tensors
+    assert "pard2_target_dim is 4096, the target has 3 states of 320" in caplog.text
+
+
+@pytest.mark.parametrize("layers", [[-1, -3, 0], [-1, -2, 5], [-1, 4, 2], [-5, -1, -2]])
+def test_bad_layers_of_states(tmp_path: Path, layers: list[int]) -> None:
+    folder = copy_of(models.folder(models.STATES), tmp_path / "m", pard2_target_layers=layers)
+    with pytest.raises(ConfigError, match=r"different indices in \[1, 4\], or in \[-4, -1\]"):
+        read(folder)
+
+
+def test_projection_in_a_pickle(tmp_path: Path) -> None:
+    """The engine asks for a conversion, which puts all tensors into one file."""
+    folder = copy_of(models.folder(models.STATES), tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    beside = {name: tensors.pop(name) for name in ("target_proj.weight", "target_proj.bias")}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    torch.save(beside, folder / "warp_model.bin")
+    with pytest.raises(ConfigError, match=r"published in warp_model\.bin; convert the folder once"):
+        read(folder)
+    convert(folder, tmp_path / "converted")
+    assert read(tmp_path / "converted").head.capture_layers == (1, 2, 3)
+    (folder / "warp_model.bin").write_bytes(b"cposix\nsystem\n(S'true'\ntR.")
+    with pytest.raises(ConfigError, match="torch does not load it as weights only"):
+        convert(folder, tmp_path / "hostile")

@@ -32,7 +32,9 @@ struct HeadSpec {
 
   // Of drafters that are a whole language model, whose layers and numbers these are.
   std::optional<TargetSpec> model;
-  int unknown_token = 0;  // what stands for tokens beyond its table
+  int unknown_token = 0;             // what stands for tokens beyond its table
+  bool captures_normed = false;      // the last captured state has passed the target's final norm
+  bool has_projection_bias = false;  // of what takes captured states in
 
   // Of heads that feed their output back.
   CaptureNorm capture_norm = CaptureNorm::kNone;

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "kernels/ops.h"
+#include "model/heads/draft_model.h"
 
 namespace openspec {
 
@@ -17,7 +18,13 @@ const TargetSpec& model_of(const HeadSpec& head) {
 }  // namespace
 
 LanguageModelConfig::LanguageModelConfig(const HeadSpec& head, const TargetSpec& target)
-    : HeadSpec(head), DenseConfig(model_of(head)), target_vocab_size(target.vocab_size) {}
+    : HeadSpec(head),
+      DenseConfig(model_of(head)),
+      target_vocab_size(target.vocab_size),
+      target_hidden_size(target.hidden_size),
+      num_captures(static_cast<int>(capture_layers.size())) {
+  check_captures(capture_layers, target);
+}
 
 void LanguageModelConfig::validate() const {
   DenseConfig::validate();
@@ -35,10 +42,15 @@ LanguageModelTensors::LanguageModelTensors(Weights& weights, const LanguageModel
           {.count = std::max(c.target_vocab_size - c.vocab_size, 0), .like = c.unknown_token}) {
   // The columns that are left out have no place among the logits.
   shared.head.shards.front().shard.whole_outputs = c.draft_vocab_size;
+  if (c.num_captures > 0) {
+    projection = weights.add_linear("", {"target_proj.weight"}, {c.hidden_size}, c.states_width(),
+                                    LinearEpilogue::kNone, /*may_split=*/!c.has_projection_bias,
+                                    c.has_projection_bias);
+  }
 }
 
 void LanguageModel::forward(const ExecContext& exec, const Sight& sight,
-                            std::span<const KvLayerView> kv) {
+                            std::span<const KvLayerView> kv, const void* states) {
   static const std::vector<int> kNoLayers;
   const RowBatch& rows = sight.rows;
   OPENSPEC_CHECK(rows.num_rows >= 1 && rows.num_rows <= limits_.max_rows, "a pass of ",
@@ -51,6 +63,7 @@ void LanguageModel::forward(const ExecContext& exec, const Sight& sight,
                         .num_rows = rows.num_rows,
                         .width = config_.hidden_size,
                         .dtype = dtype_});
+  if (states != nullptr) pass.add_product(tensors_.projection, states);
   run_dense_layers(pass, tensors_, kv, {.layers = kNoLayers}, scratch_.residual(), outputs());
 }
 

@@ -42,7 +42,7 @@ void run_dense_layers(DecoderPass& pass, const DenseTensors& tensors,
     pass.norm(residual, layer.post_norm, normed);
     pass.mlp(layer, normed);
   }
-  pass.norm_after(num_layers - 1, captures, residual, tensors.final_norm, normed);
+  pass.norm_after(num_layers - 1, captures, residual, tensors.shared.norm.weight, normed);
 }
 
 }  // namespace openspec

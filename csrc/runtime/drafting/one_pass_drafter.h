@@ -70,10 +70,10 @@ class OnePassDrafter : public Head {
   }
 
   /// Plans memory for rows, logits and what is drafted from them: among the `num_candidates` best
-  /// tokens of each depth; 0: of all tokens.
-  void plan_blocks(int num_candidates) {
+  /// tokens of each depth; 0: of all tokens. Passes of other kinds have `num_more` rows more.
+  void plan_blocks(int num_candidates, int num_more = 0) {
     const int seqs = config_.max_num_seqs, samples = most_rows();
-    this->plan_rows(limits().max_rows, block_rows());
+    this->plan_rows(limits().max_rows + num_more, block_rows());
     block_.first_sample = take(seqs, sizeof(int32_t));
     block_.num_depths = take(seqs, sizeof(int32_t));
     for (size_t* array : {&block_.head_row, &block_.sample_row, &block_.chosen}) {

@@ -37,6 +37,10 @@ class HeadSpec:
     """A whole language model that drafts; `layers` and `rms_norm_eps` are its own."""
     unknown_token: int = 0
     """What such a model reads in place of tokens beyond its table."""
+    captures_normed: bool = False
+    """Whether it reads the last of the captured layers after the target's final norm."""
+    has_projection_bias: bool = False
+    """Whether what takes captured states into such a model has a bias."""
 
     capture_norm: CaptureNorm = "none"
     """How captured states are normed: not at all, each layer's by itself, or all together."""

@@ -52,6 +52,14 @@ RunnerConfig mask_config(int depth, int top_k, int num_drafts) {
   return config;
 }
 
+/// The same with states of the target, the last one normed.
+RunnerConfig states_config(RunnerConfig config, bool has_bias) {
+  config.head->capture_layers = {1, 3};
+  config.head->captures_normed = true;
+  config.head->has_projection_bias = has_bias;
+  return config;
+}
+
 /// The target itself as drafter.
 RunnerConfig copy_config() {
   RunnerConfig config = model_config();
@@ -78,6 +86,8 @@ TEST(the_text_is_that_of_plain_decoding) {
   check_texts(mask_config(4, 1, 4), 300, jobs, expected, {32, 7});
   check_texts(mask_config(3, 2, 7), 300, jobs, expected, {32, 7});
   check_texts(mask_config(8, 10, 15), 300, jobs, expected, {32});
+  check_texts(states_config(mask_config(4, 1, 4), true), 300, jobs, expected, {32, 7});
+  check_texts(states_config(mask_config(3, 2, 7), false), 300, jobs, expected, {32, 7});
 }
 
 TEST(it_drafts_up_to_the_context_limit) {
@@ -153,6 +163,9 @@ TEST(what_cannot_be_is_refused) {
   config = mask_config(4, 1, 4);
   config.head->mask_token = 61;
   check(config, "mask_token");
+  config = states_config(mask_config(4, 1, 4), false);
+  config.head->capture_layers = {3, 1};
+  check(config, "capture_layers must rise");
   check(mask_config(64, 2, 64), "[1, 63]");
   check(mask_config(3, 2, 257), "at most 256");
 }

@@ -21,11 +21,11 @@ class LanguageModelDrafter : public HeadDrafter<LanguageModel> {
 
   /// The entries of a step's rows.
   void extend(const ExecContext& exec, const TableView& table, const CommittedStep& step,
-              const DraftRows& rows) {
+              const DraftRows& rows, const void* states = nullptr) {
     RowBatch batch = rows.batch();
     batch.expected_span_rows = step.rows.expected_span_rows;
     batch.expected_kv_len = step.rows.expected_kv_len;
-    model_->forward(exec, {.rows = batch, .pages = table.pages}, kv_);
+    model_->forward(exec, {.rows = batch, .pages = table.pages}, kv_, states);
   }
 };
 
@@ -42,6 +42,7 @@ class ChainDrafter final : public LanguageModelDrafter {
     OPENSPEC_CHECK_ARG(
         config.max_draft_tokens <= depth && config.integer("draft_top_k", 1, 1, kMaxTopDrafts) == 1,
         "a model without a mask token drafts chains: set draft_top_k to 1");
+    OPENSPEC_CHECK_ARG(head_.num_captures == 0, "only a model with a mask token reads states");
     const auto width = static_cast<size_t>(row_bytes(head_.hidden_size));
     plan_rows(limits().max_rows, 1);
     at_.last_row = take(config.max_num_seqs, sizeof(int32_t));
@@ -134,9 +135,11 @@ class ChainDrafter final : public LanguageModelDrafter {
 };
 
 /// Drafts all tokens in one pass: after the last known token's row stand rows of masks, and every
-/// row drafts the token of its depth.
+/// row drafts the token of its depth. Of a model that reads captured states the entry of a token is
+/// made with the states of the position before it; the first token has none, so zeros, and rows of
+/// masks have those of the last known token.
 ///
-/// Source: PARD (An et al., arXiv 2504.18583) and its reference code.
+/// Source: PARD (An et al., arXiv 2504.18583), PARD-2 and their reference code.
 class ParallelDrafter final : public OnePassDrafter<LanguageModelDrafter> {
  public:
   explicit ParallelDrafter(const RunnerConfig& config) : OnePassDrafter(config) {
@@ -148,25 +151,83 @@ class ParallelDrafter final : public OnePassDrafter<LanguageModelDrafter> {
     OPENSPEC_CHECK_ARG(config.max_draft_tokens <= most, "a tree of ", config.max_draft_tokens,
                        " drafts, at most ", most);
     declare_trees(top_k_, head_.draft_vocab_size);
-    plan_blocks(makes_trees() ? top_k_ : 0);
-    declare_head(limits());
+    ForwardLimits all = limits();
+    if (has_states()) all.max_rows += config.max_num_seqs;  // see ExtendRowsParams::from_start
+    plan_blocks(makes_trees() ? top_k_ : 0, all.max_rows - limits().max_rows);
+    if (has_states()) plan_states(all.max_rows);
+    declare_head(all);
   }
 
   void learn(const ExecContext& exec, const TableView& table, const CommittedStep& step) override {
-    const DraftRows rows = extend_rows(exec, table, step, /*features=*/nullptr, /*width=*/0);
-    if (rows.num_rows > 0) extend(exec, table, step, rows);
+    int32_t* last_row = has_states() ? at<int32_t>(at_.last_row) : nullptr;
+    const DraftRows rows = extend_rows(exec, table, step, /*features=*/nullptr, /*width=*/0,
+                                       last_row, /*from_start=*/has_states());
+    if (rows.num_rows == 0) return;
+    if (has_states()) take_states(exec, step, rows);
+    extend(exec, table, step, rows, states());
+    if (!has_states()) return;
+    copy_rows(exec, last_row, states(), at<void>(at_.states_of_slot), table.max_num_seqs,
+              head_.states_width());
   }
 
  private:
+  struct Places {
+    size_t last_row, states, states_of_slot, zeros, no_states;
+  };
+
+  bool has_states() const { return head_.num_captures > 0; }
+  void* states() { return has_states() ? at<void>(at_.states) : nullptr; }
+
+  void plan_states(int max_rows) {
+    const auto width = static_cast<size_t>(row_bytes(head_.states_width()));
+    at_.last_row = take(config_.max_num_seqs, sizeof(int32_t));
+    at_.states = take(max_rows, width);
+    at_.states_of_slot = take(config_.max_num_seqs, width);
+    at_.zeros = take(max_rows, sizeof(int32_t));
+    at_.no_states = take(1, width);
+  }
+
+  /// The states of the positions before the rows'.
+  void take_states(const ExecContext& exec, const CommittedStep& step, const DraftRows& rows) {
+    ops::gather_rows(exec, {.row = rows.source,
+                            .in = step.features,
+                            .out = states(),
+                            .num_rows = rows.num_rows,
+                            .width_bytes = row_bytes(head_.states_width()),
+                            .out_stride = row_bytes(head_.states_width()),
+                            .other_row = at<int32_t>(at_.zeros),
+                            .other_in = at<void>(at_.no_states)});
+    if (!head_.captures_normed) return;
+    const int width = head_.target_hidden_size;
+    void* last =
+        static_cast<std::byte*>(states()) + row_bytes(head_.states_width()) - row_bytes(width);
+    ops::rms_norm(exec, {.residual = last,
+                         .residual_stride = head_.states_width(),
+                         .weight = target_.norm.weight,
+                         .out = last,
+                         .out_stride = head_.states_width(),
+                         .num_rows = rows.num_rows,
+                         .width = width,
+                         .eps = target_.norm.eps,
+                         .rounds_once = target_.norm.rounds_once,
+                         .dtype = config_.dtype});
+  }
+
   void propose_blocks(const ExecContext& exec, const TableView& table,
                       const WantedDrafts& wanted) override {
     const Room room = room_of(exec, wanted);
     const DraftRows rows = make_rows(exec, table, wanted, room, /*mask_source=*/-1);
     if (rows.num_rows == 0) return;
-    model_->forward(exec, sight_of(exec, table, rows, wanted.expected_kv_len), kv_);
+    if (has_states()) {
+      copy_rows(exec, rows.source, at<void>(at_.states_of_slot), states(), rows.num_rows,
+                head_.states_width());
+    }
+    model_->forward(exec, sight_of(exec, table, rows, wanted.expected_kv_len), kv_, states());
     model_->logits(exec, head_row(), rows.num_rows, logits());
     make_drafts(exec, table, wanted, rows, rows.num_rows);
   }
+
+  Places at_{};
 };
 
 std::unique_ptr<Drafter> make(const RunnerConfig& config) {

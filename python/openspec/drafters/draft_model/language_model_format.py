@@ -9,7 +9,13 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from openspec.checkpoint.draft_head import HEAD, LAYER_TENSORS, QK_NORMS, TARGET_EMBEDDING
+from openspec.checkpoint.draft_head import (
+    HEAD,
+    LAYER_TENSORS,
+    QK_NORMS,
+    TARGET_EMBEDDING,
+    listed,
+)
 from openspec.checkpoint.draft_model import (
     MASK_KEYS,
     DraftCheckpoint,
@@ -22,6 +28,7 @@ from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.tensor_info import TensorInfo
 from openspec.checkpoint.vocabularies import share_vocabulary
 from openspec.checkpoint.weights import DraftModel, target_tensors
+from openspec.drafters.draft_model.states_format import BIAS, NONE, PROJECTION, read_states
 from openspec.drafters.spec import DRAFT_TOP_K, DraftSetup, Options
 from openspec.errors import ConfigError
 from openspec.specs.head import HeadSpec
@@ -62,15 +69,22 @@ def read_language_model(setup: DraftSetup) -> DraftModel:
         weights = weight_format(checkpoint.tensors, model.quantization)
     spec = dataclasses.replace(model.spec, quantized=weights.quantized)
     mask = _mask_token(checkpoint, setup, spec.vocab_size)
+    states = NONE if mask is None else read_states(checkpoint, setup, spec.hidden_size)
     vocabulary = share_vocabulary(checkpoint.folder, setup.target_folder)
     num_parameters = _num_parameters(checkpoint.tensors.values())
     _warn_of_size(setup, num_parameters)
-    names = _tensor_names(spec)
+    names = (
+        *_tensor_names(spec),
+        *((PROJECTION,) if states.layers else ()),
+        *((BIAS,) if states.has_bias else ()),
+    )
     size = setup.target.vocab_size
     details = (
         f"layers: {spec.num_layers} of {spec.hidden_size}, weights {weights.name}",
         f"vocabulary: {spec.vocab_size} rows, the target's {size}",
         vocabulary.described,
+        f"states: outputs of {listed(states.layers) or 'no layers'}"
+        f"{', the last one normed' if states.is_normed else ''}",
         "drafts: one after another"
         if mask is None
         else f"drafts: in one pass, masks: token {mask}",
@@ -79,11 +93,12 @@ def read_language_model(setup: DraftSetup) -> DraftModel:
         folder=checkpoint.folder,
         description=f"language model {checkpoint.folder.name}, {num_parameters / 1e6:.1f} M "
         f"parameters, {spec.num_layers} layers, weights {weights.name}, drafts "
-        f"{'one after another' if mask is None else 'in one pass'}",
+        f"{'one after another' if mask is None else 'in one pass'}"
+        f"{' from states of the target, too' if states.layers else ''}",
         head=HeadSpec(
             layers=spec.layers,
             rms_norm_eps=spec.rms_norm_eps,
-            capture_layers=(),
+            capture_layers=states.layers,
             draft_vocab_size=min(spec.vocab_size, size),
             has_embedding=True,
             has_head=not spec.tie_word_embeddings,
@@ -91,11 +106,14 @@ def read_language_model(setup: DraftSetup) -> DraftModel:
             mask_token=-1 if mask is None else mask,
             model=spec,
             unknown_token=min(vocabulary.unknown_token, spec.vocab_size - 1),
+            captures_normed=states.is_normed,
+            has_projection_bias=states.has_bias,
         ),
         tensor_names={name: name for name in names},
         ignored_tensors=_ignored(checkpoint, names),
         details=details,
         weight_format=weights,
+        edits=states.edits,
         trained_length=model.max_model_len,
     )
 
@@ -159,6 +177,8 @@ def _ignored(checkpoint: DraftCheckpoint, names: tuple[str, ...]) -> dict[str, s
     }
     if HEAD not in names:
         ignored[HEAD] = "config.json ties it to the embedding"
+    if PROJECTION not in names:
+        ignored |= dict.fromkeys((PROJECTION, BIAS), "the model drafts without the target's states")
     return ignored
 
 
