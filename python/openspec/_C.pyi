@@ -45,6 +45,7 @@ class MemoryPlan:
     draft_fixed_bytes: int
     state_bytes: int
     page_bytes: int
+    draft_page_bytes: int
     num_base_pages: int
 
 def memory_plan(config: RunnerConfig) -> MemoryPlan: ...
