@@ -141,7 +141,7 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "texts": (),
         "target": ("heads",),
         "replay": ("texts",),
-        "scoring": ("heads",),
+        "scoring": ("heads", "target"),
         "loop": ("heads",),
         "train": ("heads", "texts", "target", "replay", "scoring", "loop"),
         "__main__": ("train",),

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from openspec.adapt.heads.parts import ReadText, TargetEnds, TrainableHead, mixed_precision
+from openspec.adapt.target import ENGINE_SHARE
 from openspec.config import EngineConfig
 from openspec.engine.load import load_engine
 
@@ -44,6 +45,7 @@ def step_prices(config: EngineConfig, method: str, folder: Path, num_drafts: int
         num_speculative_tokens=num_drafts,
         max_num_seqs=1,
         adaptive_speculation=True,
+        gpu_memory_utilization=min(config.gpu_memory_utilization, ENGINE_SHARE),
     )
     core = load_engine(timed)
     times = [time for time in core.info.step_times if time.num_seqs == 1]

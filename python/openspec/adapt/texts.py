@@ -144,9 +144,8 @@ def answer_for(
 
 def draft_vocabulary(texts: Sequence[Text], always: Sequence[int], rows: int, size: int) -> Tensor:
     """The `size` target ids that were generated most often, and `always`, in rising order."""
-    counts = torch.zeros(rows, dtype=torch.long)
-    for text in texts:
-        counts += torch.bincount(torch.tensor(text.tokens[text.prompt :]), minlength=rows)
+    generated = [token for text in texts for token in text.tokens[text.prompt :]]
+    counts = torch.bincount(torch.tensor(generated), minlength=rows)
     counts[list(always)] = counts.sum() + 1
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
