@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 from bench.random_target import PUBLISHED
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from openspec import LLM, SamplingParams
 from openspec.adapt import loop, train
+from openspec.adapt.heads import kind_named
 from openspec.adapt.heads.parts import ReadText
 from openspec.adapt.replay import Replay
 from openspec.adapt.scoring import chain_hits, conditional, mean_length, score, walk
+from openspec.adapt.start import read_start
 from openspec.adapt.target import answering_config
 from openspec.adapt.texts import (
     Rows,
@@ -31,6 +33,7 @@ from openspec.adapt.texts import (
     split,
     unused_token,
 )
+from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import config_from_settings
 from openspec.errors import ConfigError
 from openspec.messages import SpecDecodeStats, add_counters
@@ -239,7 +242,7 @@ def trained(prompts: Path, out: Path, *more: str) -> dict[str, Any]:
 def test_a_head_from_prompts_alone(prompts: Path, tmp_path: Path) -> None:
     """It learns, loads in the engine, and changes no text."""
     report = trained(prompts, tmp_path / "head", *EAGLE, "--rate", "0.003")
-    losses = [point["loss"] for point in report["curve"]]
+    losses = [point["loss"] for point in report["curve"][1:]]
     assert report["curve"][-1]["step"] == 4 and losses[-1] < losses[0]
     assert report["held_out_texts"] == 1 and report["plain tokens/s"] > 0
     asked = [[{"role": "user", "content": text}] for text in QUESTIONS[:2]]
@@ -253,6 +256,47 @@ def test_a_head_from_prompts_alone(prompts: Path, tmp_path: Path) -> None:
             outputs = llm.chat(asked, params, use_tqdm=False)
             texts.append([output.outputs[0].token_ids for output in outputs])
     assert texts[0] == texts[1]
+
+
+def test_a_head_that_learned_already_keeps_its_format(prompts: Path, tmp_path: Path) -> None:
+    """Unlearned, it is the same file; what is measured first is what it was."""
+    shipped = trainable.TINY / "eagle3"
+    more = ["--method", "eagle3", "--draft-model", str(shipped), "--rate", "1e-12"]
+    report = trained(prompts, tmp_path / "head", *more, "--base", str(prompts), "--max-steps", "1")
+    assert report["first"]["length at 3"] == report["best"]["length at 3"] > 2.0
+    folders = (tmp_path / "head", shipped)
+    configs = [(folder / "config.json").read_bytes() for folder in folders]
+    assert configs[0] == configs[1]
+    found, expected = (load_file(folder / "model.safetensors") for folder in folders)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensor", "message"),
+    [
+        ({"norm_before_residual": True}, None, "heads with norm_before_residual"),
+        ({"norm_output": True}, None, "heads with norm_output"),
+        ({"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, None, "RoPE"),
+        ({}, "embed_tokens.weight", "embed_tokens.weight of .*: heads with it"),
+    ],
+)
+def test_heads_of_other_kinds_are_refused(
+    tmp_path: Path, keys: dict[str, Any], tensor: str | None, message: str
+) -> None:
+    config, tensors = trainable.load(trainable.TINY / "eagle3")
+    (tmp_path / "config.json").write_text(json.dumps(config | keys))
+    if tensor is not None:
+        tensors[tensor] = torch.zeros(trainable.VOCABULARY, trainable.HIDDEN, dtype=torch.bfloat16)
+    save_file(tensors, tmp_path / "model.safetensors")
+    settings = config_from_settings({"method": "eagle3", "draft_model": str(tmp_path)})
+    target = ModelConfig.from_folder(settings.model_path)
+    start = read_start(settings, target)
+    assert start is not None
+    with pytest.raises(ConfigError, match=message):
+        head = kind_named("eagle3").make(start.plan(target, 1024, 4))
+        start.load(head)
 
 
 @pytest.mark.slow
@@ -308,7 +352,6 @@ def test_a_training_goes_on_where_it_was_interrupted(
         ({"out": None}, "--out is needed"),
         ({"method": "ngram"}, "heads that can be trained: dflash, dflash2, dspark, eagle3, peagle"),
         ({"head": "dflash2"}, "that is for --method dflash"),
-        ({"draft_model": "HEAD"}, "--draft-model: a head is trained from its beginning"),
         ({"quantization": "fp8"}, "not for quantised ones"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size: .*one GPU"),
         ({"load_format": "dummy"}, "--load-format dummy: a head needs a target with weights"),
@@ -322,8 +365,6 @@ def test_what_is_refused(tmp_path: Path, settings: dict[str, Any], message: str)
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(settings.pop("config")))
         settings["model"] = str(folder)
-    if "draft_model" in settings:
-        settings["draft_model"] = str(trainable.TINY / "eagle3")
     own = {name: settings.pop(name) for name in ("prompts", "out", "head") if name in settings}
     config = config_from_settings({"method": "eagle3", **settings})
     given = {"prompts": "p.jsonl", "out": str(tmp_path / "out"), **own}

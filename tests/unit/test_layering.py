@@ -141,10 +141,11 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "heads": (),
         "texts": (),
         "target": ("heads",),
+        "start": ("heads",),
         "replay": ("texts",),
         "scoring": ("heads", "target"),
         "loop": ("heads",),
-        "train": ("heads", "texts", "target", "replay", "scoring", "loop"),
+        "train": ("heads", "texts", "target", "start", "replay", "scoring", "loop"),
         "__main__": ("train",),
     },
     "grammar": {

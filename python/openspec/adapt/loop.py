@@ -129,10 +129,11 @@ class Trainer:
         supply = ahead(lessons(self.at.step))
         begin, before, saved_at = time.monotonic(), self.at.seconds, time.monotonic()
         losses: list[Tensor] = []
-        measured_at = self.schedule.progress(self.at)
+        measured_at = 0.0
         while True:
             progress = self.schedule.progress(self.at)
-            if progress >= 1 or self._is_due(progress - measured_at):
+            is_first = not self.at.curve
+            if is_first or progress >= 1 or self._is_due(progress - measured_at):
                 measured_at = progress
                 loss = float(torch.stack(losses).mean()) if losses else None
                 losses = []

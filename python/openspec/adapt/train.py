@@ -10,6 +10,7 @@ in a format that other engines read as well: --method NAME --draft-model DIR.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 import sys
@@ -28,6 +29,7 @@ from openspec.adapt.heads.parts import HeadPlan, Lesson, ReadText, TargetEnds, T
 from openspec.adapt.loop import WIDTH_OF_RATE, Progress, Schedule, Trainer
 from openspec.adapt.replay import Replay
 from openspec.adapt.scoring import Score, StepPrices, score, step_prices
+from openspec.adapt.start import read_start
 from openspec.adapt.target import answering_config, check_target, geometry_of, load_ends
 from openspec.adapt.texts import (
     MAX_HELD_OUT,
@@ -63,6 +65,10 @@ TRAINING = "training"
 TEXTS = "texts.safetensors"
 COMMAND = "train"
 DRAFTS = "num_speculative_tokens"
+START_RATE = 0.1
+"""Learning rate of a head that has learned already, of that of a new one."""
+BASE_SHARE = 3
+"""Prompts to learn from, for each of the base."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,9 @@ class TrainConfig:
     prompts: str | None = named(None, "FILE")
     """Prompts to learn from, a JSON object on each line: prompt, messages, turns or question. One
     of 16 is measured with instead."""
+    base: str | None = named(None, "FILE")
+    """Prompts unlike those, a fourth of what is learned, so that a head that was trained already
+    forgets nothing."""
     held_out: str | None = named(None, "FILE")
     """Prompts to measure with, instead of those."""
     out: str | None = named(None, "DIR")
@@ -128,9 +137,9 @@ class Training:
             raise ConfigError(f"--head {own.head}: that is for --method {self.kind.method}")
         if own.prompts is None or own.out is None:
             raise ConfigError(f"--{'prompts' if own.prompts is None else 'out'} is needed")
-        if config.draft_model is not None:
-            raise ConfigError("--draft-model: a head is trained from its beginning here; drop it")
-        check_target(self.config, ModelConfig.from_folder(self.config.model_path))
+        target = ModelConfig.from_folder(self.config.model_path)
+        check_target(self.config, target)
+        self.start = read_start(self.config, target)
         self.out = Path(own.out)
         self.folder = self.out / TRAINING
         if self.folder.exists() and not own.resume:
@@ -146,10 +155,11 @@ class Training:
             torch.manual_seed(self.own.training_seed)
             learned, held_out = self._texts(llm)
             ends = load_ends(llm.model_config, device)
-            head = self.kind.make(self._plan(llm, learned)).to(device)
-            head.begin_as(ends)
+            head = self._head(llm, learned).to(device)
+            if self.start is None:
+                head.begin_as(ends)
             num_drafts = self.config.num_speculative_tokens or head.most_drafts
-            write_head(self.out, head)
+            self._write(head)
             prices = step_prices(self.config, self.kind.method, self.out, num_drafts)
             states = HeadStates(llm, head, ends)
             read = states.read(held_out)
@@ -171,9 +181,23 @@ class Training:
                     batches(learned, self.own.text_length, self.own.batch_rows, first)
                 ),
                 measure,
-                lambda: write_head(self.out, head),
+                lambda: self._write(head),
             )
         return self._report(trainer.at, prices, num_drafts, learned, held_out)
+
+    def _head(self, llm: LLM, texts: Sequence[Text]) -> TrainableHead:
+        if self.start is None:
+            return self.kind.make(self._plan(llm, texts))
+        own = self.own
+        head = self.kind.make(self.start.plan(llm.model_config, own.text_length, own.anchors))
+        self.start.load(head)
+        return head
+
+    def _write(self, head: TrainableHead) -> None:
+        if self.start is None:
+            write_head(self.out, head)
+        else:
+            self.start.write(self.out, head)
 
     def _texts(self, llm: LLM) -> tuple[list[Text], list[Text]]:
         """Answers to learn from and to measure with; those of a training that is resumed."""
@@ -190,6 +214,9 @@ class Training:
         if own.held_out is not None:
             held_out = read_prompts(Path(own.held_out), llm, room)[:MAX_HELD_OUT]
             asked = [prompt for prompt in asked if prompt not in held_out]
+        if own.base is not None:
+            base = itertools.cycle(read_prompts(Path(own.base), llm, room))
+            asked += itertools.islice(base, len(asked) // BASE_SHARE)
         measured = answers(
             llm, held_out, own.answer_tokens, [0.0] * len(held_out), own.training_seed
         )
@@ -229,10 +256,13 @@ class Training:
 
     def _schedule(self, llm: LLM) -> Schedule:
         own, width = self.own, llm.model_config.hidden_size
+        rate = self.kind.rate * (WIDTH_OF_RATE / width) ** 0.5
+        if self.start is not None:
+            rate *= START_RATE
         return Schedule(
             seconds=max(1.0, own.minutes * 60 - (time.monotonic() - self.begin)),
             max_steps=own.max_steps,
-            rate=own.rate or self.kind.rate * (WIDTH_OF_RATE / width) ** 0.5,
+            rate=own.rate or rate,
             measure_every=own.measure_every,
         )
 
@@ -244,6 +274,7 @@ class Training:
         report = {
             "method": self.kind.method,
             DRAFTS: num_drafts,
+            "first": at.curve[0],
             "best": best,
             "plain tokens/s": 1000 / prices.plain,
             "step_ms": dataclasses.asdict(prices),
@@ -320,12 +351,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, RequestError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    best = report["best"]
+    length = f"length at {report[DRAFTS]}"
+    first, best = report["first"], report["best"]
     print(
-        f"{own.out}: {best[f'length at {report[DRAFTS]}']:.2f} tokens a step with {report[DRAFTS]} "
-        f"drafts, {best['tokens/s']:.0f} tokens/s at one request where plain decoding has "
-        f"{report['plain tokens/s']:.0f} (predicted, {report['held_out_texts']} held-out texts)\n"
-        f"python -m openspec.serve --model {config.model_path} --method {config.method} "
+        f"{own.out}: {best[length]:.2f} tokens a step with {report[DRAFTS]} drafts, "
+        f"{first[length]:.2f} before; {best['tokens/s']:.0f} tokens/s at one request, plain "
+        f"decoding {report['plain tokens/s']:.0f} (predicted, {report['held_out_texts']} held-out "
+        f"texts)\npython -m openspec.serve --model {config.model_path} --method {config.method} "
         f"--draft-model {own.out}"
     )
     return 0
