@@ -146,7 +146,8 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "scoring": ("heads", "target"),
         "loop": ("heads",),
         "train": ("heads", "texts", "target", "start", "replay", "scoring", "loop"),
-        "__main__": ("train",),
+        "compare": ("texts", "target", "scoring"),
+        "__main__": ("train", "compare"),
     },
     "grammar": {
         "patterns": (),

@@ -13,7 +13,6 @@ import dataclasses
 import itertools
 import json
 import logging
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -53,17 +52,16 @@ from openspec.checkpoint.draft_head import (
 )
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import SINGLE_FILE
-from openspec.config import EngineConfig, parse_engine_args
-from openspec.errors import ConfigError, RequestError, check_is_built
+from openspec.config import EngineConfig
+from openspec.errors import ConfigError
 from openspec.llm import LLM
-from openspec.settings.setting import build, check_ranges, group_of, named, number
+from openspec.settings.setting import named, number
 
 logger = logging.getLogger(__name__)
 
 TRAINING = "training"
 """Folder in the head's with what `--resume` goes on from."""
 TEXTS = "texts.safetensors"
-COMMAND = "train"
 DRAFTS = "num_speculative_tokens"
 START_RATE = 0.1
 """Learning rate of a head that has learned already, of that of a new one."""
@@ -331,33 +329,14 @@ def write_head(folder: Path, head: TrainableHead) -> None:
     (folder / "config.json").write_text(text, encoding="utf-8")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        if arguments[:1] not in ([COMMAND], ["-h"], ["--help"]):
-            raise ConfigError(f"python -m openspec.adapt {COMMAND} ... is what there is")
-        config, values = parse_engine_args(
-            f"python -m openspec.adapt {COMMAND}",
-            str(__doc__),
-            [one for one in arguments if one != COMMAND],
-            [group_of(COMMAND, TrainConfig)],
-        )
-        own = build(TrainConfig, values)
-        check_ranges(own)
-        check_is_built()
-        report = Training(config, own).run()
-    except (ConfigError, RequestError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+def shown(config: EngineConfig, own: TrainConfig, report: dict[str, Any]) -> str:
+    """What came out, and how to use it."""
     length = f"length at {report[DRAFTS]}"
     first, best = report["first"], report["best"]
-    print(
+    return (
         f"{own.out}: {best[length]:.2f} tokens a step with {report[DRAFTS]} drafts, "
         f"{first[length]:.2f} before; {best['tokens/s']:.0f} tokens/s at one request, plain "
         f"decoding {report['plain tokens/s']:.0f} (predicted, {report['held_out_texts']} held-out "
         f"texts)\npython -m openspec.serve --model {config.model_path} --method {config.method} "
         f"--draft-model {own.out}"
     )
-    return 0
