@@ -1,12 +1,10 @@
-"""What DFlash2 adds to a block head: convolutions along the block, and a selector of candidates."""
+"""What some block heads have more: convolutions along the block, and a selector of candidates."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from ..model import Layer, TinyConfig
 
 SELECTOR_SHARE = 1.0  # of the selector's loss beside that of all tokens, as speculators has it
 
@@ -25,7 +23,7 @@ class BlockConv(nn.Module):
 
     def taps(self, x: Tensor) -> Tensor:
         """Coefficients [..., side, tap, hidden] of both, from normed rows [..., hidden]."""
-        own = self.kernel_projection(x).unflatten(-1, (2, 2, -1))
+        own: Tensor = self.kernel_projection(x).unflatten(-1, (2, 2, -1))
         return self.base_kernel + own.repeat_interleave(self.group, -1)
 
     @staticmethod
@@ -33,15 +31,6 @@ class BlockConv(nn.Module):
         """Rows [..., rows of a block, hidden] with those before them."""
         before = F.pad(rows[..., :-1, :], (0, 0, 1, 0))
         return taps[..., side, 0, :] * rows + taps[..., side, 1, :] * before
-
-
-class ConvolvedLayer(Layer):
-    """A layer with both kinds of convolutions."""
-
-    def __init__(self, config: TinyConfig, group: int) -> None:
-        super().__init__(config, 0.0)
-        self.attention_conv = BlockConv(config.hidden_size, group)
-        self.mlp_conv = BlockConv(config.hidden_size, group)
 
 
 class CandidateSelector(nn.Module):
@@ -58,7 +47,7 @@ class CandidateSelector(nn.Module):
     def scores(self, state: Tensor, before: Tensor, logits: Tensor, ids: Tensor) -> Tensor:
         """Of candidates [..., n] of places with these states and logits of all tokens."""
         context = F.embedding(before, self.predecessor_codebook) * self.hidden_projection(state)
-        worth = (context[..., None, :] * F.embedding(ids, self.successor_codebook)).sum(-1)
+        worth: Tensor = (context[..., None, :] * F.embedding(ids, self.successor_codebook)).sum(-1)
         return logits.gather(-1, ids) + worth
 
     def among_all(self, state: Tensor, before: Tensor, logits: Tensor) -> Tensor:
