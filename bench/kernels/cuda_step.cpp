@@ -242,6 +242,7 @@ void load_random_weights(Weights& weights, const QuantizedTensors& quantized) {
     value = static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
   }
   std::vector<uint16_t> data;
+  size_t shift = 0;
   std::vector<uint8_t> codes;  // all that are finite
   std::vector<float> ones(16384, 1.0f), scales(1 << 16, 2e-4f);
   for (const TensorSpec& spec : weights.expected_tensors()) {
@@ -267,11 +268,16 @@ void load_random_weights(Weights& weights, const QuantizedTensors& quantized) {
       weights.load(spec.name, codes.data(), count, DType::kE4M3);
       continue;
     }
-    while (data.size() < count) {
+    // Those of a mixture differ, or rows of all layers would go to the same experts.
+    const bool is_of_mixture = spec.name.find(".mlp.gate.") != std::string::npos ||
+                               spec.name.find(".experts.") != std::string::npos;
+    if (is_of_mixture) shift = (shift + 4099) % block.size();
+    const size_t first = is_of_mixture ? shift : 0;
+    while (data.size() < first + count) {
       data.insert(data.end(), block.begin(), block.end());
       std::rotate(block.begin(), block.begin() + 977, block.end());
     }
-    weights.load(spec.name, data.data(), count * 2, DType::kBF16);
+    weights.load(spec.name, &data[first], count * 2, DType::kBF16);
   }
 }
 

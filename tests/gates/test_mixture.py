@@ -107,6 +107,7 @@ def test_heads_draft_for_mixtures() -> None:
     assert stats.num_accepted_tokens > stats.num_draft_tokens / 20
 
 
+@pytest.mark.usefixtures("on_the_host")
 def test_refusals(tmp_path: Path) -> None:
     folder = str(plain_folder())
     with pytest.raises(ConfigError, match=r"mixture run on one device.*tensor_parallel_size at 1"):

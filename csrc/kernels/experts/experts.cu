@@ -188,8 +188,8 @@ class ExpertsLaunch {
   }
 
   int run() {
-    const int tile_rows = expert_tile_rows(params_.gate_up, params_.down, num_pairs_);
-    return tile_rows > 0 ? multiply_in_tiles(tile_rows) : stream_weights();
+    return takes_tiles(params_.gate_up, params_.down, num_pairs_) ? multiply_in_tiles()
+                                                                  : stream_weights();
   }
 
  private:
@@ -220,17 +220,16 @@ class ExpertsLaunch {
     return error != cudaSuccess ? error : combine(nullptr);
   }
 
-  int multiply_in_tiles(int tile_rows) {
-    int error = sort(tile_rows);
+  int multiply_in_tiles() {
+    int error = sort(kTileRows);
     if (error != cudaSuccess) return error;
     error = launch(gather_kernel, dim3(num_pairs_), dim3(num_threads_), 0, stream_,
                    static_cast<const __nv_bfloat16*>(params_.x), pairs_, hidden_, width_,
                    params_.top_k);
     if (error != cudaSuccess) return error;
-    error =
-        multiply_tiles({params_.gate_up, hidden_, inner_, pairs_, num_pairs_}, tile_rows, stream_);
+    error = multiply_tiles({params_.gate_up, hidden_, inner_, pairs_, num_pairs_}, stream_);
     if (error != cudaSuccess) return error;
-    error = multiply_tiles({params_.down, inner_, hidden_, pairs_, num_pairs_}, tile_rows, stream_);
+    error = multiply_tiles({params_.down, inner_, hidden_, pairs_, num_pairs_}, stream_);
     return error != cudaSuccess ? error : combine(pairs_.place);
   }
 
