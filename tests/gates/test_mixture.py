@@ -103,6 +103,11 @@ def test_heads_draft_for_mixtures() -> None:
     assert harness.texts(harness.run(core, batch)) == harness.texts(plain)
     stats = core.stats()
     assert stats.num_accepted_tokens > stats.num_draft_tokens / 20
+    # All layers but one are mixtures, in which each row goes to two of eight experts.
+    num_layers = other_targets.EMBEDDED["num_hidden_layers"] - 1
+    assert stats.num_expert_layers == num_layers * stats.num_steps
+    assert stats.num_expert_rows == 2 * num_layers * core._runner.stats.num_rows
+    assert 2 < stats.num_distinct_experts / stats.num_expert_layers < 8
 
 
 def test_refusals(tmp_path: Path) -> None:

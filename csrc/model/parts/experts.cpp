@@ -79,6 +79,7 @@ void ExpertsPart::run(const ExecContext& exec, DecoderPass& pass, const ExpertsL
                       .num_rows = num_rows,
                       .top_k = spec_.top_k,
                       .dtype = dtype_,
+                      .counts = &counts_,
                       .workspace = workspace});
   pass.add_rows(out);
 }

@@ -34,6 +34,8 @@ class ExpertsPart {
   /// x [num_rows, hidden_size] through one of them; what comes out is due in `pass`.
   void run(const ExecContext& exec, DecoderPass& pass, const ExpertsLayer& layer, const void* x,
            int num_rows);
+  /// What all passes have done, where the device's ops work.
+  const ExpertCounts* counts() const { return &counts_; }
 
  private:
   struct Places {
@@ -46,6 +48,7 @@ class ExpertsPart {
   DType dtype_;
   Places at_;
   Buffer buffer_;
+  ExpertCounts counts_;
 };
 
 }  // namespace openspec
