@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from bench import known_text
 from bench.random_target import PUBLISHED, write_random_target
 
 from openspec.errors import ConfigError
@@ -108,6 +109,29 @@ def test_heads_draft_for_mixtures() -> None:
     assert stats.num_expert_layers == num_layers * stats.num_steps
     assert stats.num_expert_rows == 2 * num_layers * core._runner.stats.num_rows
     assert 2 < stats.num_distinct_experts / stats.num_expert_layers < 8
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_known_text(share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark's heads offer the next token as often as they were asked to."""
+    monkeypatch.setattr(known_text, "HEAD_MLP", 256)
+    sizes = {"hidden_size": 320, "num_attention_heads": 4, "head_dim": 128, "vocab_size": 4096}
+    config = PUBLISHED["qwen3-30b-a3b"] | SHAPE | sizes
+    folder = known_text.write_target(tmp_path / "model", config)
+    head = known_text.write_head(tmp_path / "head", config, share)
+    batch = jobs("greedy", 12)
+    plain = harness.run_alone(harness.make_core(model=str(folder), method="none"), batch)
+    core = harness.make_core(
+        **{"model": str(folder), "method": "eagle3", "draft_model": str(head), "draft_top_k": 1},
+        **{"num_speculative_tokens": 3, "adaptive_speculation": False},
+    )
+    assert harness.texts(harness.run(core, batch)) == harness.texts(plain)
+    order = known_text.order().tolist()
+    for result in plain:
+        at = order.index(result.token_ids[1])
+        assert result.token_ids[1:9] == order[at : at + len(result.token_ids[1:9])]
+    stats = core.stats()
+    assert abs(stats.num_accepted_tokens_per_pos[0] / stats.num_drafts - share) < 0.15
 
 
 def test_refusals(tmp_path: Path) -> None:
