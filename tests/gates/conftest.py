@@ -130,8 +130,6 @@ def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
 def target_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every kind of target that the gates run over."""
     name = str(request.param)
-    if name in other_targets.ON_CPU and harness.DEVICE != "cpu":
-        pytest.skip("runs on the CPU so far")
     if name in other_targets.NAMES:
         monkeypatch.setattr(harness, "MODEL", str(other_targets.folder(name)))
     return name

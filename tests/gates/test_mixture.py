@@ -30,7 +30,7 @@ SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 64,
-    "intermediate_size": 200,
+    "intermediate_size": 208,
     "mlp_only_layers": [1],
     "moe_intermediate_size": 160,
     "num_experts": 12,
@@ -41,10 +41,10 @@ SHAPE = {
 TOKENS = np.random.default_rng(3).integers(0, SHAPE["vocab_size"], 85).tolist()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def on_the_host() -> None:
     if harness.DEVICE != "cpu":
-        pytest.skip("runs on the CPU so far")
+        pytest.skip("of the host, whatever the device")
 
 
 @cache
@@ -60,6 +60,7 @@ def with_tensors(folder: Path, root: Path, tensors: dict[str, Any], **changes: A
     return root
 
 
+@pytest.mark.usefixtures("on_the_host")
 @pytest.mark.parametrize("wanted", ["fp8", "fp8_per_block"])
 def test_logits_in_fp8(wanted: str, tmp_path: Path) -> None:
     """Those of the dequantised model; codes of a file and codes made at load have the same bits."""
@@ -75,6 +76,7 @@ def test_logits_in_fp8(wanted: str, tmp_path: Path) -> None:
     assert_same_bits(subject(plain_folder(), wanted).score(TOKENS, 33), found)
 
 
+@pytest.mark.usefixtures("on_the_host")
 def test_experts_in_a_file_together(tmp_path: Path) -> None:
     tensors = safetensors.torch.load_file(plain_folder() / "model.safetensors")
     for layer in (0, 2):
@@ -93,6 +95,18 @@ def test_experts_in_a_file_together(tmp_path: Path) -> None:
     halves |= {name: one.float() for name, one in tensors.items() if "norm" in name}
     coarse = subject(with_tensors(plain_folder(), tmp_path, halves)).score(TOKENS, len(TOKENS))
     assert worst_error(coarse.logits, expected.logits) < 0.2
+
+
+@pytest.mark.full
+def test_a_layer_of_published_widths() -> None:
+    """Of Qwen3-235B-A22B, with 4 experts of 128."""
+    few = {"num_hidden_layers": 1, "num_experts": 4, "num_experts_per_tok": 2, "vocab_size": 515}
+    config = PUBLISHED["qwen3-235b-a22b"] | few | {"eos_token_id": 2}
+    folder = write_random_target(new_folder(), config)
+    truth = reference(folder, TOKENS[:9], torch.float32)
+    found = subject(folder).score(TOKENS[:9], 9)
+    assert worst_error(found.logits, truth.logits) < MAX_ERROR
+    assert_same_bits(subject(folder).score(TOKENS[:9], 1), found)
 
 
 def test_heads_draft_for_mixtures() -> None:
