@@ -20,6 +20,14 @@ void AcceptanceEstimate::rest(double prior) {
   accepted_ += kRest * std::max(0.0, prior * tried_ - accepted_);
 }
 
+CopyEstimate CopyEstimate::like(const CopyEstimate& others) {
+  CopyEstimate own;
+  for (size_t i = 0; i < own.by_class_.size(); ++i) {
+    own.by_class_[i] = AcceptanceEstimate(others.by_class_[i].ratio());
+  }
+  return own;
+}
+
 namespace {
 
 size_t power_of_two(int count) {
@@ -117,6 +125,12 @@ std::vector<double> survivals_of(const DraftOffer& offer) {
 }
 
 }  // namespace
+
+double worth_of(const DraftOffer& offer, double price) {
+  double worth = 0.0;
+  for (const double survival : survivals_of(offer)) worth += std::max(0.0, survival - price);
+  return worth;
+}
 
 RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int num_sampled,
                            int max_rows, const StepPrices& prices, double fixed_seconds,
