@@ -75,6 +75,10 @@ void DeviceStep::copy(void* to, const void* from, size_t bytes) {
 
 void DeviceStep::launch(StepLease& lease) {
   for (const char* stage : {"propose", "score", "choose", "accept"}) context_.enter(stage);
+  // Before the first step nothing is under way.
+  if (!experts_before_ && context_.target.expert_counts() != nullptr) {
+    experts_before_ = expert_counts();
+  }
   lease.ring_index = ring_.take();
   context_.table.grammar_work().begin_step();
   const bool host_has_trees = propose_on_host(lease);
@@ -243,6 +247,10 @@ void DeviceStep::collect(StepLease& lease) {
   lease.exchange.clear();
   for (int rank = 0; ranks_.size() > 1 && rank < ranks_.size(); ++rank) {
     lease.exchange.push_back(ranks_[rank].arrays().outcome.exchange[entry]);
+  }
+  if (experts_before_) {
+    const ExpertCounts now = ranks_.first().arrays().outcome.experts[entry];
+    lease.experts = now - std::exchange(*experts_before_, now);
   }
   lease.results.clear();
   lease.num_folded.clear();

@@ -328,7 +328,9 @@ void DeviceStages::commit(const StepShape& shape) {
                                   .out_logprobs = arrays_.outcome.logprobs,
                                   .out_ranks = arrays_.outcome.ranks,
                                   .exchange = exchange,
-                                  .out_counts = arrays_.outcome.exchange},
+                                  .out_counts = arrays_.outcome.exchange,
+                                  .experts = context_.target.expert_counts(),
+                                  .out_experts = arrays_.outcome.experts},
                                  exec_.stream),
                 "commit_rows");
 }

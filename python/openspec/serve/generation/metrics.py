@@ -352,6 +352,9 @@ ENGINE_METRICS = (
         VLLM,
     ),
     _counter("engine_steps", "Engine steps.", "num_steps", OWN),
+    _counter("engine_expert_layers", "Layers of experts that ran.", "num_expert_layers", OWN),
+    _counter("engine_distinct_experts", "Experts with rows there.", "num_distinct_experts", OWN),
+    _counter("engine_expert_rows", "Rows of all these experts.", "num_expert_rows", OWN),
     _counter("engine_step_failures", "Steps that ended in an exception.", "num_step_failures", OWN),
     _counter(
         "engine_admission_failures",
