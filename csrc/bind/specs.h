@@ -175,6 +175,7 @@ struct Description<RunnerConfig> {
       {"exchange_deadline_s", read_as<&RunnerConfig::exchange_deadline_s>},
       {"max_draft_tokens", read_as<&RunnerConfig::max_draft_tokens>},
       {"max_grammar_drafts", read_as<&RunnerConfig::max_grammar_drafts>},
+      {"max_copied_drafts", read_as<&RunnerConfig::max_copied_drafts>},
       {"draft_depth", read_as<&RunnerConfig::draft_depth>},
       {"method", read_as<&RunnerConfig::method>},
       {"method_options", read_as<&RunnerConfig::method_options>},

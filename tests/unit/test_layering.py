@@ -70,6 +70,10 @@ PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
         *("_C", "errors", "settings", "messages", "checkpoint", "grammar", "config", "text"),
         "engine",
     ),
+    "adapt": (
+        *("_C", "errors", "settings", "messages", "specs", "checkpoint", "drafters", "config"),
+        *("engine", "llm"),
+    ),
     "serve": (
         "grammar",
         "errors",
@@ -134,6 +138,18 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "dflash": ("spec",),
         "draft_model": ("spec",),
         "eagle3": ("spec",),
+    },
+    "adapt": {
+        "heads": (),
+        "texts": (),
+        "target": ("heads",),
+        "start": ("heads",),
+        "replay": ("texts",),
+        "scoring": ("heads", "target"),
+        "loop": ("heads",),
+        "train": ("heads", "texts", "target", "start", "replay", "scoring", "loop"),
+        "compare": ("texts", "target", "scoring"),
+        "__main__": ("train", "compare"),
     },
     "grammar": {
         "patterns": (),
@@ -450,6 +466,7 @@ def test_method_name_only_in_its_own_files(method: str) -> None:
         own |= set((DRAFTERS / name).glob("*.py"))
         for folder in (CPP_METHODS, CSRC / "model" / "heads"):
             own |= {folder / f"{name}.cpp", folder / f"{name}.h"}
+        own.add(PACKAGE / "adapt" / "heads" / f"{name}.py")
     pattern = name_pattern(method)
     found = []
     for path in [*cpp_files("core", "model", "runtime"), *python_files()]:
