@@ -343,6 +343,7 @@ def test_a_training_goes_on_where_it_was_interrupted(
         trained(prompts, tmp_path / "parts", *EAGLE)
     again = ["train", "--prompts", str(prompts), "--out", str(tmp_path / "parts"), *TRAIN, *EAGLE]
     assert main(again) == 2  # without --resume
+    assert main([*again, "--resume", "--draft-vocab-size", "256"]) == 2  # another head
     report = trained(prompts, tmp_path / "parts", *EAGLE, "--resume")
     assert report["curve"][-1]["step"] == 4
     weights = [
@@ -405,6 +406,7 @@ def test_a_ratio_is_drawn_in_pairs() -> None:
     [
         ({"prompts": None}, "--prompts is needed"),
         ({"out": None}, "--out is needed"),
+        ({"out": "/proc/head"}, "--out /proc/head: .*another folder"),
         ({"method": "ngram"}, "heads that can be trained: dflash, dflash2, dspark, eagle3, peagle"),
         ({"head": "dflash2"}, "that is for --method dflash"),
         ({"quantization": "fp8"}, "not for quantised ones"),

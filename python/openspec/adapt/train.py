@@ -140,9 +140,12 @@ class Training:
         self.start = read_start(self.config, target)
         self.out = Path(own.out)
         self.folder = self.out / TRAINING
-        if self.folder.exists() and not own.resume:
+        if (self.folder / TEXTS).exists() and not own.resume:
             raise ConfigError(f"{self.out} holds a training; go on with --resume, or name another")
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {own.out}: {error.strerror}; name another folder") from None
 
     def run(self) -> dict[str, Any]:
         """Trains; returns the report, which then stands in the folder of the training as well."""
