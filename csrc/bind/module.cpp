@@ -219,7 +219,8 @@ void bind_values(py::module_& m) {
       .def_readonly("draft_fixed_bytes", &MemoryPlan::draft_fixed_bytes)
       .def_readonly("state_bytes", &MemoryPlan::state_bytes)
       .def_readonly("num_base_pages", &MemoryPlan::num_base_pages)
-      .def_readonly("page_bytes", &MemoryPlan::page_bytes);
+      .def_readonly("page_bytes", &MemoryPlan::page_bytes)
+      .def_readonly("draft_page_bytes", &MemoryPlan::draft_page_bytes);
   bind_vocabulary(m);
   py::class_<PythonGrammar>(m, "Grammar")
       .def(py::init([](const PythonVocabulary& vocabulary, const py::bytes& packed) {

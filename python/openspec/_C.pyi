@@ -47,6 +47,7 @@ class MemoryPlan:
     draft_fixed_bytes: int
     state_bytes: int
     page_bytes: int
+    draft_page_bytes: int
     num_base_pages: int
 
 def memory_plan(config: RunnerConfig) -> MemoryPlan: ...
@@ -102,6 +103,7 @@ SpanDetail = tuple[
     list[int],
     list[float] | None,
     list[int],
+    int,
     int,
     int,
     int,

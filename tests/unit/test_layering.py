@@ -126,6 +126,7 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "targets": ("strict_json", "folder", "quantization"),
         "draft_model": ("strict_json", "float16", "folder", "tensor_info", "weights"),
         "token_map": ("draft_model",),
+        "vocabularies": ("strict_json", "folder", "draft_model"),
         "draft_head": (
             *("strict_json", "quantization", "weights", "targets", "draft_model", "token_map"),
         ),
@@ -135,6 +136,7 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "none": ("spec",),
         "ngram": ("spec",),
         "dflash": ("spec",),
+        "draft_model": ("spec",),
         "eagle3": ("spec",),
     },
     "adapt": {
@@ -412,6 +414,7 @@ def test_few_modules_at_the_root() -> None:
 # ---- A method's name appears only in its own files ----------------------------------------------
 
 PLAIN = "none"  # plain decoding: not a method, and an English word
+LIKE_A_SETTING = "draft_model"  # as --draft-model, which every method with a head has
 DRAFTERS = PACKAGE / "drafters"
 CPP_METHODS = CSRC / "runtime" / "drafting" / "methods"
 
@@ -427,7 +430,8 @@ def methods() -> dict[str, set[str]]:
     found = {name: family - {"__init__"} for family in families for name in family}
     missing = {path.stem for path in CPP_METHODS.glob("*.cpp")} - set(found)
     assert not missing, f"without a module in drafters: {missing}"
-    return {name: found[name] for name in sorted(set(found) - {"__init__", "__pycache__", PLAIN})}
+    others = {"__init__", "__pycache__", PLAIN, LIKE_A_SETTING}
+    return {name: found[name] for name in sorted(set(found) - others)}
 
 
 def name_pattern(method: str) -> re.Pattern[str]:

@@ -232,6 +232,8 @@ class DrafterSpec:
     aliases: tuple[str, ...] = ()
     """Other names of the method in vLLM's speculative config."""
     is_default: bool = False
+    copies_text: bool = False
+    """Whether its drafts are copied from the text so far, as those beside any other drafter are."""
     supports_rejection: bool = False
     """Whether it knows the probabilities of its drafts, which acceptance by rejection needs."""
     read_draft_model: Callable[[DraftSetup], DraftModel] | None = None

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "kernels/common/launch.cuh"
-#include "kernels/drafts/ngram_lookup.h"
+#include "kernels/drafts/copy_lookup.h"
 
 namespace openspec {
 namespace {
@@ -38,9 +38,9 @@ __device__ uint64_t block_max(uint64_t key) {
 }
 
 /// Each thread tests every kThreads-th position as the last token of an earlier occurrence. Unlike
-/// the prefix function of the reference this does O(ngram_max) work where much matches, but all
-/// positions at once; ngram_max is small.
-__global__ void __launch_bounds__(kThreads) ngram_lookup_kernel(NgramLookupParams params) {
+/// the prefix function of the reference this does O(max_match_len) work where much matches, but all
+/// positions at once; max_match_len is small.
+__global__ void __launch_bounds__(kThreads) copy_lookup_kernel(CopyLookupParams params) {
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
   const int item = blockIdx.x;
@@ -66,11 +66,11 @@ __global__ void __launch_bounds__(kThreads) ngram_lookup_kernel(NgramLookupParam
         const int position = begin + i * kThreads;
         if (position >= num_window - 1 || token[i] != last_token) continue;
         int length = 1;
-        while (length < params.ngram_max && length <= position &&
+        while (length < params.max_match_len && length <= position &&
                window[position - length] == window[num_window - 1 - length]) {
           ++length;
         }
-        if (length < params.ngram_min) continue;
+        if (length < params.min_match_len) continue;
         const uint64_t key = candidate_key(length, position + 1, num_window, params.earliest);
         best = key > best ? key : best;
       }
@@ -96,9 +96,9 @@ __global__ void __launch_bounds__(kThreads) ngram_lookup_kernel(NgramLookupParam
 
 }  // namespace
 
-int ngram_lookup_cuda(const NgramLookupParams& params, void* stream) {
+int copy_lookup_cuda(const CopyLookupParams& params, void* stream) {
   if (params.num_seqs == 0) return cudaSuccess;
-  return cuda::launch(ngram_lookup_kernel, params.num_seqs, kThreads, 0, stream, params);
+  return cuda::launch(copy_lookup_kernel, params.num_seqs, kThreads, 0, stream, params);
 }
 
 }  // namespace openspec

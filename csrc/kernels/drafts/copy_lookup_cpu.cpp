@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "kernels/drafts/ngram_lookup.h"
+#include "kernels/drafts/copy_lookup.h"
 
 namespace openspec {
 
@@ -12,19 +12,19 @@ struct Match {
   int end = 0;  // index in the window just after the occurrence
 };
 
-// The longest suffix of `window` (at most ngram_max tokens) that also ends at an earlier place.
+// The longest suffix of `window` (at most max_match_len tokens) that also ends at an earlier place.
 //
 // Read backwards, the window's suffix is a prefix, and the prefix function gives for every place
-// the longest suffix of the window that ends there. Capping it at ngram_max keeps it exact:
+// the longest suffix of the window that ends there. Capping it at max_match_len keeps it exact:
 // whenever it reaches the cap it falls back to the next shorter border.
-Match longest_match(const int32_t* window, int size, const NgramLookupParams& params,
+Match longest_match(const int32_t* window, int size, const CopyLookupParams& params,
                     int32_t* border) {
   const auto reversed = [&](int i) { return window[size - 1 - i]; };
   Match best;
   border[0] = 0;
   int length = 0;
   for (int i = 1; i < size; ++i) {
-    if (length == params.ngram_max) length = border[length - 1];
+    if (length == params.max_match_len) length = border[length - 1];
     while (length > 0 && reversed(i) != reversed(length)) length = border[length - 1];
     if (reversed(i) == reversed(length)) ++length;
     border[i] = length;
@@ -34,18 +34,18 @@ Match longest_match(const int32_t* window, int size, const NgramLookupParams& pa
       best.end = size - 1 - i + length;
     }
   }
-  return best.length >= params.ngram_min ? best : Match{};
+  return best.length >= params.min_match_len ? best : Match{};
 }
 
 }  // namespace
 
-size_t ngram_lookup_workspace_bytes(int num_seqs, int max_lookback) {
+size_t copy_lookup_workspace_bytes(int num_seqs, int max_lookback) {
   return static_cast<size_t>(num_seqs) * static_cast<size_t>(max_lookback) * sizeof(int32_t);
 }
 
-void ngram_lookup_cpu(const ExecContext& exec, const NgramLookupParams& params) {
-  OPENSPEC_CHECK(1 <= params.ngram_min && params.ngram_min <= params.ngram_max, "n-grams of ",
-                 params.ngram_min, " to ", params.ngram_max, " tokens");
+void copy_lookup_cpu(const ExecContext& exec, const CopyLookupParams& params) {
+  OPENSPEC_CHECK(1 <= params.min_match_len && params.min_match_len <= params.max_match_len,
+                 "n-grams of ", params.min_match_len, " to ", params.max_match_len, " tokens");
   const auto look_up = [&](int64_t i) {
     int32_t* drafts = params.drafts + i * params.max_drafts;
     std::fill(drafts, drafts + params.max_drafts, -1);

@@ -1,4 +1,4 @@
-#include "kernels/drafts/ngram_lookup.h"
+#include "kernels/drafts/copy_lookup.h"
 
 #include <algorithm>
 
@@ -62,9 +62,9 @@ std::vector<Found> look_up(const std::vector<std::vector<int32_t>>& histories,
   std::vector<int32_t> drafts(num_drafts_all + 1, -7), num_drafts(num_seqs, -7),
       match_len(num_seqs, -7);
   std::vector<int32_t> workspace(
-      ngram_lookup_workspace_bytes(static_cast<int>(num_seqs), options.max_lookback) / 4, -7);
+      copy_lookup_workspace_bytes(static_cast<int>(num_seqs), options.max_lookback) / 4, -7);
   ThreadPool pool(num_threads);
-  NgramLookupParams params;
+  CopyLookupParams params;
   params.tokens = tokens.data();
   params.tokens_stride = static_cast<int64_t>(stride);
   params.num_tokens = num_tokens.data();
@@ -72,15 +72,15 @@ std::vector<Found> look_up(const std::vector<std::vector<int32_t>>& histories,
   params.num_wanted = num_wanted.data();
   params.num_seqs = static_cast<int>(num_seqs);
   params.max_drafts = max_drafts;
-  params.ngram_min = options.ngram_min;
-  params.ngram_max = options.ngram_max;
+  params.min_match_len = options.ngram_min;
+  params.max_match_len = options.ngram_max;
   params.max_lookback = options.max_lookback;
   params.earliest = options.earliest;
   params.drafts = drafts.data();
   params.num_drafts = num_drafts.data();
   params.match_len = match_len.data();
   params.workspace = workspace.data();
-  ngram_lookup_cpu({.pool = &pool}, params);
+  copy_lookup_cpu({.pool = &pool}, params);
   CHECK_EQ(drafts.back(), -7);
   std::vector<Found> found(num_seqs);
   for (size_t i = 0; i < num_seqs; ++i) {
