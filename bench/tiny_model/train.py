@@ -54,9 +54,11 @@ def make_optimizer(model: nn.Module, rate: float, decay: float, fused: bool) -> 
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=fused)
 
 
-def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean loss of the learned tokens; [batch, length, vocabulary] scores."""
-    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+def token_loss(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Loss of the learned tokens; [batch, length, vocabulary] scores."""
+    return F.cross_entropy(
+        logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction=reduction
+    )
 
 
 def loss_of(model: TinyQwen3, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -78,9 +80,8 @@ def held_out_losses(
         for part in rows.split(batch):
             inputs, targets = split_targets(part)
             with torch.autocast(device.type, torch.bfloat16):
-                learned = int((targets != IGNORED).sum())
-                total += loss_of(model, inputs, targets) * learned
-            count += learned
+                total += token_loss(model(inputs), targets, "sum")
+            count += int((targets != IGNORED).sum())
         losses[name] = float(total) / count
     model.train()
     return losses

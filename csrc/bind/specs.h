@@ -123,6 +123,10 @@ struct Description<HeadSpec> {
       {"has_head", read_as<&HeadSpec::has_head>},
       {"has_token_map", read_as<&HeadSpec::has_token_map>},
       {"mask_token", read_as<&HeadSpec::mask_token>},
+      {"model", read_as<&HeadSpec::model>},
+      {"unknown_token", read_as<&HeadSpec::unknown_token>},
+      {"captures_normed", read_as<&HeadSpec::captures_normed>},
+      {"has_projection_bias", read_as<&HeadSpec::has_projection_bias>},
       {"capture_norm",
        [](HeadSpec& head, const pybind11::handle& value) {
          head.capture_norm = parse<CaptureNorm>("capture_norm", value.cast<std::string>(),

@@ -104,10 +104,12 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
       needs.fixed_bytes + copy_lookup_of(config).bytes() +
       row_bytes * static_cast<size_t>(config.max_num_batched_tokens + num_kept);
   plan.state_bytes = plan_records(config, needs).bytes();
-  for (const StateNeeds& state : {kind_of(config).state_needs(whole), needs.state}) {
-    for (const KvLayerSpec& layer : state.kv_layers) {
-      plan.page_bytes += kv_page_bytes(config, layer);
-    }
+  for (const KvLayerSpec& layer : needs.state.kv_layers) {
+    plan.draft_page_bytes += kv_page_bytes(config, layer);
+  }
+  plan.page_bytes = plan.draft_page_bytes;
+  for (const KvLayerSpec& layer : kind_of(config).state_needs(whole).kv_layers) {
+    plan.page_bytes += kv_page_bytes(config, layer);
   }
   return plan;
 }

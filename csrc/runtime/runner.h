@@ -23,6 +23,7 @@ struct MemoryPlan {
   size_t weight_bytes = 0, scratch_bytes = 0, table_bytes = 0, draft_fixed_bytes = 0;
   size_t state_bytes = 0;  // of running states: all slots' records, and snapshots of prefixes
   size_t page_bytes = 0;   // of one page, all layers
+  size_t draft_page_bytes = 0;  // of these, the drafter's
   int num_base_pages = 0;  // of a sequence with a running state, besides those of its tokens
 };
 

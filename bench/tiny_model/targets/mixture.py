@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..model import TinyConfig, TinyQwen3
 from ..train import loss_of
 
-BALANCE = 0.01  # weight of the loss that spreads rows over experts
+BALANCE = 0.05  # weight of the loss that spreads rows over experts
 
 
 @dataclass(frozen=True)

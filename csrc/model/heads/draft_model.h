@@ -1,12 +1,16 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "model/heads/head_spec.h"
 #include "model/parts/decoder_layer.h"
 #include "model/targets/target_spec.h"
 
 namespace openspec {
+
+/// Throws ArgumentError unless the layers rise and are the target's.
+void check_captures(const std::vector<int>& layers, const TargetSpec& target);
 
 /// A draft head that reads captured states of a target: what its checkpoint says, and the geometry
 /// that all its layers have.

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "model/parts/layer_spec.h"
+#include "model/targets/target_spec.h"
 
 namespace openspec {
 
@@ -14,7 +16,8 @@ enum class CaptureNorm : uint8_t {
   kWhole,   // one norm of them side by side: input_norm
 };
 
-/// A draft head as its checkpoint describes it. Its hidden_size and vocabulary are the target's.
+/// A draft head as its checkpoint describes it. Its hidden_size and vocabulary are the target's,
+/// unless it is a model of its own.
 /// Each method reads the fields that its heads have. Source: config.json and tensors, as
 /// python/openspec/specs describes them.
 struct HeadSpec {
@@ -26,6 +29,12 @@ struct HeadSpec {
   bool has_head = true;        // its own; else the target's
   bool has_token_map = false;  // d2t
   int mask_token = -1;         // stands at positions whose token is not known; -1: none does
+
+  // Of drafters that are a whole language model, whose layers and numbers these are.
+  std::optional<TargetSpec> model;
+  int unknown_token = 0;             // what stands for tokens beyond its table
+  bool captures_normed = false;      // the last captured state has passed the target's final norm
+  bool has_projection_bias = false;  // of what takes captured states in
 
   // Of heads that feed their output back.
   CaptureNorm capture_norm = CaptureNorm::kNone;

@@ -162,7 +162,7 @@ void HybridTarget::forward(const ExecContext& exec, const RowBatch& rows,
     pass.mlp(layer.decoder, normed);
   }
   pass.norm_after(static_cast<int>(config_.layers.size()) - 1, captures, residual,
-                  tensors_.final_norm, normed);
+                  tensors_.shared.norm.weight, normed);
 }
 
 void HybridTarget::logits(const ExecContext& exec, const int32_t* row, int count, float* out) {

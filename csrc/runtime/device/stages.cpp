@@ -347,6 +347,7 @@ KeptRows DeviceStages::kept_rows() {
 }
 
 void DeviceStages::keep_rows(const RowBatch& rows) {
+  if (kept_.bytes() == 0) return;  // a drafter that reads tokens alone
   ops::keep_rows(exec_, {.rows = rows,
                          .num_computed = arrays_.num_computed,
                          .features = captured_.data(),

@@ -35,7 +35,7 @@ class NetworkDrafter : public Drafter {
   explicit NetworkDrafter(const RunnerConfig& config);
 
   /// Declares what is drafted from the best `top_k` tokens; 1: chains.
-  void declare_trees(int top_k, const DraftModelConfig& model);
+  void declare_trees(int top_k, int draft_vocab_size);
   /// Plans memory for passes of so many rows; a draft pass has at most `max_span_rows` for a
   /// sequence. Before memory of the drafter's own is planned.
   void plan_rows(int max_rows, int max_span_rows);
@@ -57,9 +57,11 @@ class NetworkDrafter : public Drafter {
 
   DraftRows draft_rows(int num_rows, int num_spans);
   /// The rows of a step that count, as the drafter's own, with their features in `features`
-  /// [num_rows, width]. With `last_row` (ExtendRowsParams) rows move one position ahead.
+  /// [num_rows, width]. With `last_row` (ExtendRowsParams, as `from_start`) rows move one position
+  /// ahead.
   DraftRows extend_rows(const ExecContext& exec, const TableView& table, const CommittedStep& step,
-                        void* features, int width, int32_t* last_row = nullptr);
+                        void* features, int width, int32_t* last_row = nullptr,
+                        bool from_start = false);
   /// What layers that see the whole context see in a pass over draft rows.
   Sight sight_of(const ExecContext& exec, const TableView& table, const DraftRows& rows,
                  int expected_kv_len, bool may_have_trees = false) {

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from openspec.specs.layers import LayerSpec
+from openspec.specs.target import TargetSpec
 
 CaptureNorm = Literal["none", "slices", "whole"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSpec:
-    """A head on a target's hidden states. Its hidden_size and vocabulary are the target's.
+    """A head on a target's hidden states, or a model of its own.
 
-    Each method reads the fields that its heads have; the others keep their defaults.
+    A head's hidden_size and vocabulary are the target's. Each method reads the fields that its
+    heads have; the others keep their defaults.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -30,6 +32,15 @@ class HeadSpec:
     """Whether a tensor maps its token ids to the target's."""
     mask_token: int = -1
     """What stands at positions whose token is not known; -1: nothing does."""
+
+    model: TargetSpec | None = None
+    """A whole language model that drafts; `layers` and `rms_norm_eps` are its own."""
+    unknown_token: int = 0
+    """What such a model reads in place of tokens beyond its table."""
+    captures_normed: bool = False
+    """Whether it reads the last of the captured layers after the target's final norm."""
+    has_projection_bias: bool = False
+    """Whether what takes captured states into such a model has a bias."""
 
     capture_norm: CaptureNorm = "none"
     """How captured states are normed: not at all, each layer's by itself, or all together."""
