@@ -23,7 +23,7 @@ class LanguageModelDrafter : public HeadDrafter<LanguageModel> {
   void extend(const ExecContext& exec, const TableView& table, const CommittedStep& step,
               const DraftRows& rows, const void* states = nullptr) {
     RowBatch batch = rows.batch();
-    batch.expected_span_rows = step.rows.expected_span_rows;
+    batch.max_span_rows = step.rows.max_span_rows;
     batch.expected_kv_len = step.rows.expected_kv_len;
     model_->forward(exec, {.rows = batch, .pages = table.pages}, kv_, states);
   }
