@@ -176,6 +176,7 @@ struct Description<RunnerConfig> {
       {"max_draft_tokens", read_as<&RunnerConfig::max_draft_tokens>},
       {"max_grammar_drafts", read_as<&RunnerConfig::max_grammar_drafts>},
       {"max_copied_drafts", read_as<&RunnerConfig::max_copied_drafts>},
+      {"draft_memory_bytes", read_as<&RunnerConfig::draft_memory_bytes>},
       {"draft_depth", read_as<&RunnerConfig::draft_depth>},
       {"method", read_as<&RunnerConfig::method>},
       {"method_options", read_as<&RunnerConfig::method_options>},

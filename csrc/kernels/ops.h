@@ -7,11 +7,12 @@
 #include "kernels/common/device.h"
 #include "kernels/delta_net/delta_net.h"
 #include "kernels/drafts/block_conv.h"
+#include "kernels/drafts/copy_lookup.h"
 #include "kernels/drafts/draft_block.h"
+#include "kernels/drafts/draft_memory.h"
 #include "kernels/drafts/draft_rows.h"
 #include "kernels/drafts/draft_tree.h"
 #include "kernels/drafts/kept_rows.h"
-#include "kernels/drafts/copy_lookup.h"
 #include "kernels/drafts/token_pairs.h"
 #include "kernels/experts/experts.h"
 #include "kernels/linear/linear.h"
@@ -49,6 +50,8 @@ OPENSPEC_DEFINE_OP(delta_net, DeltaNetParams)
 OPENSPEC_DEFINE_OP(gather_rows, GatherRowsParams)
 OPENSPEC_DEFINE_OP(choose, ChooseParams)
 OPENSPEC_DEFINE_OP(copy_lookup, CopyLookupParams)
+OPENSPEC_DEFINE_OP(remember, RememberParams)
+OPENSPEC_DEFINE_OP(recall, RecallParams)
 OPENSPEC_DEFINE_OP(extend_rows, ExtendRowsParams)
 OPENSPEC_DEFINE_OP(chain_rows, ChainRowsParams)
 OPENSPEC_DEFINE_OP(keep_rows, KeepRowsParams)

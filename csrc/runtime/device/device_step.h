@@ -35,6 +35,8 @@ class DeviceStep final : public StepBackend {
   void await_slot(int slot) override;
   void add_sequence(int slot) override;
   void restore_sequence(int slot) override;
+  void remember(int slot) override;
+  void forget_answers() override;
   void copy(void* to, const void* from, size_t bytes) override;
   void synchronize() override { ranks_.synchronize(); }
   void launch(StepLease& lease) override;

@@ -50,6 +50,8 @@ class HostStep final : public StepBackend {
     return lease.draft_seconds;
   }
   void add_sequence(int slot) override { teacher_.add_sequence(slot); }
+  void remember(int slot) override;
+  void forget_answers() override { drafts_.answers().clear(exec_); }
   void teach_drafter(const StepLease& lease) override;
   std::vector<StepKind> step_kinds() const override;
   size_t num_needed_kinds() const override { return context_.drafter.needs().is_costly ? 4 : 3; }

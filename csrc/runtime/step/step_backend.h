@@ -62,6 +62,9 @@ class StepBackend {
   virtual void add_sequence(int /*slot*/) {}
   /// What was launched for a sequence is given up: its lengths are the table's again.
   virtual void restore_sequence(int /*slot*/) {}
+  /// An answer ends, or is put off: later drafts may be copied from it.
+  virtual void remember(int /*slot*/) {}
+  virtual void forget_answers() {}
   /// Copies bytes of the runner's memory on the device, after what was launched before.
   virtual void copy(void* to, const void* from, size_t bytes) = 0;
   /// Waits until nothing is under way.

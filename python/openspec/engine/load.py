@@ -44,6 +44,7 @@ class CompiledRunner(_C.Runner):
             reports_steps=request.source.speculative.detailed,
             grammar=None if request.grammar is None else request.grammar.result(),
             grammar_tally=request.grammar_tally,
+            owner=f"{request.source.owner}/{request.source.cache_salt}".encode(),
         )
         salt = request.source.cache_salt.encode()
         return self.add_sequence(request.token_ids, request.prompt_len, params, salt)

@@ -288,6 +288,7 @@ def _runner_config(
         max_draft_tokens=config.max_draft_tokens,
         max_grammar_drafts=MAX_GRAMMAR_DRAFTS,
         max_copied_drafts=config.max_copied_drafts,
+        draft_memory_bytes=config.draft_memory or 0,
         draft_depth=config.draft_depth,
         method=chosen.method,
         method_options=dict(chosen.options),
