@@ -57,8 +57,7 @@ ExpertsPart::Places ExpertsPart::plan(const ExpertsSpec& spec, int hidden_size, 
   at.expert = areas.take(limits.max_rows, choices * sizeof(int32_t));
   at.weight = areas.take(limits.max_rows, choices * sizeof(float));
   at.out = areas.take(limits.max_rows, static_cast<size_t>(hidden_size) * dtype_bytes(dtype));
-  at.workspace =
-      areas.take(1, workspace_bytes(spec, hidden_size, dtype, device, limits.max_rows));
+  at.workspace = areas.take(1, workspace_bytes(spec, hidden_size, dtype, device, limits.max_rows));
   at.total = areas.bytes;
   return at;
 }
