@@ -477,27 +477,28 @@ void time_graphs(Runner& runner, const std::string& method, const FloorOf& floor
       }
     }
   }
-  const std::vector<double> seconds = runner.time_steps(kinds, Work{}.prompt_len, 5, 5.0);
+  const std::vector<TimedStep> timed = runner.time_steps(kinds, Work{}.prompt_len, 5, 5.0);
   for (const bool proposes : {false, true}) {
     json += proposes ? "}, \"proposing_graph_ms\": {" : "\"graph_ms\": {";
     for (size_t i = 0; i < kinds.size(); ++i) {
       const StepKind& kind = kinds[i];
       if (kind.proposes != proposes) continue;
       std::printf("%s step of %3d rows%s: %.3f ms, %.3f x floor, %.3f x one row\n", method.c_str(),
-                  kind.num_rows, proposes ? " that proposes" : "", 1e3 * seconds[i],
-                  1e3 * seconds[i] / floor_of(kind.num_rows), seconds[i] / seconds[0]);
+                  kind.num_rows, proposes ? " that proposes" : "", 1e3 * timed[i].seconds,
+                  1e3 * timed[i].seconds / floor_of(kind.num_rows),
+                  timed[i].seconds / timed[0].seconds);
       json += (json.back() == '{' ? "\"" : ", \"") + std::to_string(kind.num_rows) +
-              "\": " + std::to_string(1e3 * seconds[i]);
+              "\": " + std::to_string(1e3 * timed[i].seconds);
     }
   }
   json += "}";
   if (method != "eagle3" && method != "dflash" && method != kChain && method != kMasks) return;
-  const std::vector<double> both =
+  const std::vector<TimedStep> both =
       runner.time_steps(std::vector<StepKind>{{1, rows_per_seq, false}, {1, rows_per_seq, true}},
                         Work{}.prompt_len, 9, 5.0);
   // With masks: over what the step committed, then over a block.
   const int num_passes = method == "dflash" ? 1 : method == kMasks ? 2 : rows_per_seq - 1;
-  const double ms = 1e3 * (both[1] - both[0]);
+  const double ms = 1e3 * (both[1].seconds - both[0].seconds);
   const double bytes_ms = 1e3 * draft_bytes(runner, num_passes) / bandwidth;
   std::printf("%s drafts for one request in %.3f ms, %.2f x reading its weights and LM head\n",
               method.c_str(), ms, ms / bytes_ms);
@@ -552,6 +553,8 @@ int main(int argc, char** argv) {
   for (const std::string& method : methods) {
     RunnerConfig config = config_of(*shape, method, num_ranks);
     config.target.quantized = quantized;
+    // Running states of more requests than there are would take memory for nothing.
+    if (num_tokens == 0) config.max_num_seqs = *std::max_element(requests.begin(), requests.end());
     const int num_state_pages = plan_memory(config).num_base_pages * config.max_num_seqs;
     Runner runner(config, kNumPages + kNumStates * num_state_pages);
     load_random_weights(runner);

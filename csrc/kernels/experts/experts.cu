@@ -180,9 +180,12 @@ class ExpertsLaunch {
                         params.down.count);
     auto* const base = static_cast<uint8_t*>(params.workspace);
     auto* const counts = reinterpret_cast<int32_t*>(base + places.counts);
-    pairs_ = {counts, counts + 1, reinterpret_cast<ExpertRange*>(base + places.segment),
+    pairs_ = {counts,
+              counts + 1,
+              reinterpret_cast<ExpertRange*>(base + places.segment),
               reinterpret_cast<int32_t*>(base + places.pair),
-              reinterpret_cast<int32_t*>(base + places.place)};
+              reinterpret_cast<int32_t*>(base + places.place),
+              params.counts};
     inner_ = reinterpret_cast<__nv_bfloat16*>(base + places.inner);
     hidden_ = reinterpret_cast<__nv_bfloat16*>(base + places.hidden);
   }

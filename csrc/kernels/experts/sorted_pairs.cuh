@@ -25,7 +25,19 @@ struct SortedPairs {
   ExpertRange* segment;  // [num_segments]
   int32_t* pair;         // [num_places] by expert
   int32_t* place;        // [num_pairs] where a pair that goes to an expert is among these
+  ExpertCounts* counts;  // what was done is added; null: nobody asks
 };
+
+/// Adds to what was done, without waiting.
+__device__ __forceinline__ void add_counts(ExpertCounts* counts, int num_layers, int num_experts,
+                                           int num_rows) {
+  const auto add = [](uint64_t& to, int count) {
+    if (count > 0) atomicAdd(reinterpret_cast<unsigned long long*>(&to), count);
+  };
+  add(counts->num_layers, num_layers);
+  add(counts->num_experts, num_experts);
+  add(counts->num_rows, num_rows);
+}
 
 inline constexpr int kSortThreads = 256;
 
@@ -82,6 +94,9 @@ static __global__ void __launch_bounds__(kSortThreads)
   if (of == 0 && thread == 0) {
     *to.num_segments = all_segments;
     *to.num_places = all_pairs;
+  }
+  if (thread == 0 && to.counts != nullptr) {
+    add_counts(to.counts, of == 0, counts[of] > 0, counts[of]);
   }
   const ExpertRange range = {of, segments_before, pairs_before, pairs_before + counts[of]};
   for (int i = thread; i * segment_rows < counts[of]; i += kSortThreads) {
