@@ -122,6 +122,7 @@ struct Description<HeadSpec> {
       {"has_embedding", read_as<&HeadSpec::has_embedding>},
       {"has_head", read_as<&HeadSpec::has_head>},
       {"has_token_map", read_as<&HeadSpec::has_token_map>},
+      {"kept_tokens", read_as<&HeadSpec::kept_tokens>},
       {"mask_token", read_as<&HeadSpec::mask_token>},
       {"capture_norm",
        [](HeadSpec& head, const pybind11::handle& value) {

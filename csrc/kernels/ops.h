@@ -38,6 +38,7 @@ namespace openspec::ops {
 OPENSPEC_DEFINE_OP(embedding, EmbeddingParams)
 OPENSPEC_DEFINE_OP(rms_norm, RmsNormParams)
 OPENSPEC_DEFINE_OP(linear, LinearParams)
+OPENSPEC_DEFINE_OP(linear_select, LinearSelectParams)
 OPENSPEC_DEFINE_OP(rope_angles, RopeAnglesParams)
 OPENSPEC_DEFINE_OP(rope_append, RopeAppendParams)
 OPENSPEC_DEFINE_OP(append_context, AppendContextParams)

@@ -129,6 +129,7 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "spec": (),
         "none": ("spec",),
         "ngram": ("spec",),
+        "mtp": ("spec",),
         "dflash": ("spec",),
         "eagle3": ("spec",),
     },

@@ -12,9 +12,9 @@ DraftModelConfig::DraftModelConfig(const HeadSpec& head, const TargetSpec& targe
       vocab_size(target.vocab_size) {
   int last = -1;
   for (const int layer : capture_layers) {
-    OPENSPEC_CHECK_ARG(layer > last && layer < target.num_layers(),
+    OPENSPEC_CHECK_ARG(layer > last && layer <= target.num_layers(),
                        "capture_layers must rise and be of the target's ", target.num_layers(),
-                       " layers, got ", layer);
+                       " layers, or the norm after them, got ", layer);
     last = layer;
   }
 }

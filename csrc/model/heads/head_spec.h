@@ -20,11 +20,14 @@ enum class CaptureNorm : uint8_t {
 struct HeadSpec {
   std::vector<LayerSpec> layers;
   float rms_norm_eps = 1e-6f;
-  std::vector<int> capture_layers;  // of the target, from 0, rising: their outputs are read
+  // Of the target, from 0, rising: their outputs are read; the number past the last layer stands
+  // for its output after the final norm.
+  std::vector<int> capture_layers;
   int draft_vocab_size = 0;
   bool has_embedding = false;  // its own; else the target's
   bool has_head = true;        // its own; else the target's
   bool has_token_map = false;  // d2t
+  std::vector<int> kept_tokens;  // of a part of the target's vocabulary, always in it
   int mask_token = -1;         // stands at positions whose token is not known; -1: none does
 
   // Of heads that feed their output back.

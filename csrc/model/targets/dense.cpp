@@ -105,7 +105,7 @@ void DenseTarget::forward(const ExecContext& exec, const RowBatch& rows, const T
     pass.norm(residual, layer.post_norm, normed);
     pass.mlp(layer, normed);
   }
-  pass.norm_after(c.num_layers - 1, captures, residual, tensors_.final_norm, normed);
+  pass.final_norm(c.num_layers, captures, residual, tensors_.final_norm, normed);
 }
 
 void DenseTarget::logits(const ExecContext& exec, const int32_t* row, int count, float* out) {

@@ -152,7 +152,7 @@ void MixtureTarget::forward(const ExecContext& exec, const RowBatch& rows,
       pass.mlp(layer.decoder, normed);
     }
   }
-  pass.norm_after(static_cast<int>(config_.layers.size()) - 1, captures, residual,
+  pass.final_norm(static_cast<int>(config_.layers.size()), captures, residual,
                   tensors_.final_norm, normed);
 }
 

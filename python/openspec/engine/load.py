@@ -8,6 +8,7 @@ import time
 
 import msgspec
 
+from openspec import drafters
 from openspec.checkpoint.weights import load_weights
 from openspec.config import EngineConfig
 from openspec.engine.core.engine_core import EngineCore
@@ -92,6 +93,11 @@ def load_engine(
         draft_model=chosen.draft_model,
         weight_format=planned.weight_format,
         load_format=config.load_format,
+        other_parts={
+            spec.target_prefix: f"--method {spec.name} drafts with it"
+            for spec in drafters.all_drafters()
+            if spec.target_prefix
+        },
     )
     phases.end("weights")
     runner.finish_loading()

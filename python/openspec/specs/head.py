@@ -20,7 +20,8 @@ class HeadSpec:
     layers: tuple[LayerSpec, ...]
     rms_norm_eps: float
     capture_layers: tuple[int, ...]
-    """The target's layers, from 0, whose outputs it reads, in rising order."""
+    """The target's layers, from 0, whose outputs it reads, in rising order; the number past the
+    last layer stands for its output after the final norm."""
     draft_vocab_size: int
     has_embedding: bool
     """Whether it has an embedding of its own; else the target's serves."""
@@ -28,6 +29,8 @@ class HeadSpec:
     """Whether it has an output head of its own; else the target's serves."""
     has_token_map: bool
     """Whether a tensor maps its token ids to the target's."""
+    kept_tokens: tuple[int, ...] = ()
+    """Of a head that drafts a part of the target's vocabulary: tokens that are always in it."""
     mask_token: int = -1
     """What stands at positions whose token is not known; -1: nothing does."""
 

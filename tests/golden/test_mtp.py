@@ -1,0 +1,109 @@
+"""MTP drafts of the engine against the reference, over states of transformers' own class."""
+
+from __future__ import annotations
+
+import functools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from openspec import _C
+from tests.gates import hybrid_target
+from tests.golden.engine_runs import add, check_logits, make_runner, prefill, step
+from tests.golden.mtp_reference import MtpReference
+
+PROMPT = [random.Random(1).randrange(4000) for _ in range(37)]
+NUM_DRAFTS, MAX_DRAFTS = 4, 15
+
+
+class Truth:
+    """Drafts after any tokens, by the reference."""
+
+    def __init__(self, folder: Path) -> None:
+        transformers = pytest.importorskip("transformers", minversion="5.2")
+        self._model = transformers.Qwen3_5ForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        weights = load_file(folder / "model.safetensors")
+        table = weights["model.embed_tokens.weight"]
+        self._head = MtpReference(
+            hybrid_target.CONFIG, weights, table, weights.get("lm_head.weight", table)
+        )
+
+    @torch.inference_mode()
+    def chain(self, tokens: list[int], num_drafts: int = NUM_DRAFTS) -> tuple[list[int], Tensor]:
+        """transformers' last hidden state is the one after the final norm."""
+        states = self._model.model(torch.tensor([tokens])).last_hidden_state[0]
+        return self._head.chain(tokens, states[:-1], num_drafts)
+
+
+@functools.cache
+def folder() -> Path:
+    return hybrid_target.folder()
+
+
+@pytest.fixture(scope="module")
+def truth() -> Truth:
+    return Truth(folder())
+
+
+def make(num_drafts: int = NUM_DRAFTS, **options: Any) -> _C.Runner:
+    return make_runner((folder(), folder()), "mtp", num_drafts, **options)
+
+
+def check(runner: _C.Runner, slot: int, known: list[int], truth: Truth, num_drafts: int) -> None:
+    """One step; its drafts are those after `known`, which grows by what it adds."""
+    drafts, logits = truth.chain(known, num_drafts)
+    known += step(runner, slot, 1, num_drafts)
+    assert runner.last_drafts() == [drafts]
+    check_logits(runner.last_draft_logits(), logits[-1])
+
+
+@pytest.mark.parametrize("chunk", [1000, 16, 7, 1])
+def test_drafts_after_a_prompt(chunk: int, truth: Truth) -> None:
+    for num_drafts in (1, NUM_DRAFTS):
+        runner = make(num_drafts)
+        slot, known = prefill(runner, PROMPT, chunk)
+        check(runner, slot, PROMPT + known, truth, num_drafts)
+
+
+def test_drafts_of_every_step(truth: Truth) -> None:
+    """Over the borders of two blocks of the recurrence, with steps that draft nothing."""
+    runner = make()
+    slot, known = prefill(runner, PROMPT)
+    known = PROMPT + known
+    for index in range(18):
+        if index % 3 == 1:
+            known += step(runner, slot, 1, 0)
+        else:
+            check(runner, slot, known, truth, NUM_DRAFTS)
+
+
+def test_a_prefix_hit_loses_nothing(truth: Truth) -> None:
+    runner = make()
+    for is_cached in (False, True):
+        slot = add(runner, PROMPT)
+        assert (runner.kv_len(slot) >= 15) is is_cached
+        runner.remove_sequence(slot)
+        slot, known = prefill(runner, PROMPT)
+        check(runner, slot, PROMPT + known, truth, NUM_DRAFTS)
+        runner.remove_sequence(slot)
+        runner.check_integrity()
+
+
+def test_a_part_of_the_vocabulary(truth: Truth) -> None:
+    """The best of the lowest ids and the added tokens; later of those that were written."""
+    size = 256
+    runner = make(1, draft_vocab_size=size)
+    slot, known = prefill(runner, PROMPT)
+    added = [token for token in range(4000, 4096) if token >= 4072 and token < 4081]
+    columns = torch.tensor(sorted([*range(size - len(added)), *added]))
+    _, logits = truth.chain(PROMPT + known, 1)
+    step(runner, slot, 1, 1)
+    assert runner.last_drafts() == [[int(columns[logits[0][columns].argmax()])]]
+    check_logits(runner.last_draft_logits(), logits[0][columns])
