@@ -47,7 +47,7 @@ class MtpReference:
         text that this one goes on from are kept.
         """
         count = len(self._tokens)
-        if tokens[:count] != self._tokens or count == len(tokens):
+        if not 0 < count < len(tokens) or tokens[:count] != self._tokens:
             self._tokens, self._keys, self._values, count = tokens[:1], [], [], 1
         for position in range(count, len(tokens)):
             state = states[position - 1]
