@@ -1,4 +1,4 @@
-"""The layer that came with a target with a running state: drafts of its own, plain decoding's text."""
+"""The layer that came with a target which has a running state: its drafts change no text."""
 
 from __future__ import annotations
 

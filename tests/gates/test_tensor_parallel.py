@@ -19,7 +19,14 @@ from openspec.drafters import available_drafters
 from openspec.errors import ConfigError
 from openspec.messages import SamplingParams
 from tests.gates import harness, other_targets
-from tests.gates.conftest import PYTHON_DRAFTERS, SELECTORS, VARIANTS, Reference, drafter_settings
+from tests.gates.conftest import (
+    PARTS_OF_VOCABULARY,
+    PYTHON_DRAFTERS,
+    SELECTORS,
+    VARIANTS,
+    Reference,
+    drafter_settings,
+)
 from tests.gates.grammars import KINDS, grammar_core, grammar_jobs, plain, tokens
 from tests.gates.harness import Job, kv_memory, make_core, run, texts
 from tests.gates.pairs import EMBEDDED
@@ -50,6 +57,7 @@ FEW_DRAFTERS = ("ngram", "eagle3 tree")
 EACH_DRAFTER = [
     name if name in FEW_DRAFTERS else pytest.param(name, marks=FULL)
     for name in (*available_drafters(), *VARIANTS, *PYTHON_DRAFTERS)
+    if name not in PARTS_OF_VOCABULARY
 ]
 
 
@@ -115,6 +123,8 @@ def crowded(name: str, num_ranks: int) -> dict[str, Any]:
         "adaptive_speculation": False,
         "tensor_parallel_size": num_ranks,
     }
+    if name in PARTS_OF_VOCABULARY:  # which ranks do not share
+        settings["draft_vocab_size"] = 0
     limits = {"max_num_batched_tokens": 48, "max_model_len": 200}
     return settings | limits | {"kv_cache_memory": kv_memory(14, **settings)}
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from openspec import _C
+from openspec import _C, LLM
 from openspec.checkpoint.targets.config import ModelConfig
-from openspec.config import config_from_settings
+from openspec.config import EMBEDDED_MODEL, config_from_settings
 from openspec.engine.load import load_engine
 from openspec.messages import SamplingParams
 from tests.gates import hybrid_target
+from tests.gates.workload import prompts
 from tests.heads.seeded import drawn, write
 
 GAINS = {"o_proj": 0.1, "down_proj": 0.1}
@@ -57,7 +59,7 @@ def _normed(x: Tensor) -> Tensor:
 
 
 def folder(target: Path, texts: Sequence[Sequence[int]], *, is_hybrid: bool) -> Path:
-    """A draft model for `target`, which has the embedded model's sizes; `is_hybrid`: of its kind."""
+    """A draft model for `target`, which has the embedded model's sizes; `is_hybrid`: its kind."""
     weights = load_file(target / "model.safetensors")
     table = weights["model.embed_tokens.weight"].float()
     gain = weights["model.norm.weight"].float() + is_hybrid
@@ -75,3 +77,13 @@ def folder(target: Path, texts: Sequence[Sequence[int]], *, is_hybrid: bool) -> 
     shapes = dict(hybrid_target.mtp_shapes(hybrid_target.CONFIG))
     root = Path(tempfile.mkdtemp(prefix="openspec-fitted-"))
     return write(root, (hybrid_target.CONFIG, drawn(shapes, 5, GAINS, ZEROS, given)))
+
+
+@cache
+def embedded() -> Path:
+    """For the embedded model, fitted to what it answers to the gates' prompts."""
+    with LLM(method="none", device="cpu", max_model_len=512, num_threads=1) as llm:
+        sampling = SamplingParams(temperature=0.0, max_tokens=48)
+        outputs = llm.generate(list(map(list, prompts())), sampling, use_tqdm=False)
+    known = [[*one.prompt_token_ids, *one.outputs[0].token_ids] for one in outputs]
+    return folder(EMBEDDED_MODEL, known, is_hybrid=False)
