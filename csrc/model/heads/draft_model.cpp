@@ -4,7 +4,8 @@
 
 namespace openspec {
 
-DraftModelConfig::DraftModelConfig(const HeadSpec& head, const TargetSpec& target)
+DraftModelConfig::DraftModelConfig(const HeadSpec& head, const TargetSpec& target,
+                                   bool may_read_norm)
     : HeadSpec(head),
       LayerGeometry(geometry_of(head.layers, target.hidden_size, head.rms_norm_eps)),
       num_layers(static_cast<int>(head.layers.size())),
@@ -12,9 +13,9 @@ DraftModelConfig::DraftModelConfig(const HeadSpec& head, const TargetSpec& targe
       vocab_size(target.vocab_size) {
   int last = -1;
   for (const int layer : capture_layers) {
-    OPENSPEC_CHECK_ARG(layer > last && layer <= target.num_layers(),
+    OPENSPEC_CHECK_ARG(layer > last && layer < target.num_layers() + may_read_norm,
                        "capture_layers must rise and be of the target's ", target.num_layers(),
-                       " layers, or the norm after them, got ", layer);
+                       " layers, got ", layer);
     last = layer;
   }
 }

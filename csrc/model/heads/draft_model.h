@@ -11,8 +11,9 @@ namespace openspec {
 /// A draft head that reads captured states of a target: what its checkpoint says, and the geometry
 /// that all its layers have.
 struct DraftModelConfig : HeadSpec, LayerGeometry {
-  /// Throws ArgumentError for layers that differ in more than their window.
-  DraftModelConfig(const HeadSpec& head, const TargetSpec& target);
+  /// Throws ArgumentError for layers that differ in more than their window, or captured ones that
+  /// the target does not have; `may_read_norm`: or the norm past them.
+  DraftModelConfig(const HeadSpec& head, const TargetSpec& target, bool may_read_norm = false);
 
   using LayerGeometry::rms_norm_eps;
   int num_layers = 0;

@@ -24,11 +24,11 @@ struct HeadSpec {
   // for its output after the final norm.
   std::vector<int> capture_layers;
   int draft_vocab_size = 0;
-  bool has_embedding = false;  // its own; else the target's
-  bool has_head = true;        // its own; else the target's
-  bool has_token_map = false;  // d2t
+  bool has_embedding = false;    // its own; else the target's
+  bool has_head = true;          // its own; else the target's
+  bool has_token_map = false;    // d2t
   std::vector<int> kept_tokens;  // of a part of the target's vocabulary, always in it
-  int mask_token = -1;         // stands at positions whose token is not known; -1: none does
+  int mask_token = -1;           // stands at positions whose token is not known; -1: none does
 
   // Of heads that feed their output back.
   CaptureNorm capture_norm = CaptureNorm::kNone;
