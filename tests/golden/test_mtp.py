@@ -13,12 +13,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from openspec import _C
+from openspec.checkpoint.draft_model import added_token_ids
+from openspec.drafters.mtp import SPECULATORS
 from tests.gates import hybrid_target
 from tests.golden.engine_runs import add, check_logits, make_runner, prefill, step
 from tests.golden.mtp_reference import MtpReference
+from tests.heads.seeded import write
 
 PROMPT = [random.Random(1).randrange(4000) for _ in range(37)]
-NUM_DRAFTS, MAX_DRAFTS = 4, 15
+NUM_DRAFTS = 4
+FULL = pytest.mark.full
 
 
 class Truth:
@@ -64,7 +68,7 @@ def check(runner: _C.Runner, slot: int, known: list[int], truth: Truth, num_draf
     check_logits(runner.last_draft_logits(), logits[-1])
 
 
-@pytest.mark.parametrize("chunk", [1000, 16, 7, 1])
+@pytest.mark.parametrize("chunk", [16, *(pytest.param(chunk, marks=FULL) for chunk in (99, 7, 1))])
 def test_drafts_after_a_prompt(chunk: int, truth: Truth) -> None:
     for num_drafts in (1, NUM_DRAFTS):
         runner = make(num_drafts)
@@ -73,15 +77,20 @@ def test_drafts_after_a_prompt(chunk: int, truth: Truth) -> None:
 
 
 def test_drafts_of_every_step(truth: Truth) -> None:
-    """Over the borders of two blocks of the recurrence, with steps that draft nothing."""
+    """Over the border of two blocks of the recurrence, with steps that draft nothing, and steps
+    that are given up."""
     runner = make()
     slot, known = prefill(runner, PROMPT)
     known = PROMPT + known
-    for index in range(18):
+    for index in range(13):
         if index % 3 == 1:
             known += step(runner, slot, 1, 0)
-        else:
-            check(runner, slot, known, truth, NUM_DRAFTS)
+            continue
+        if index % 3 == 2:
+            lease = runner.reserve([(slot, 1, NUM_DRAFTS)])
+            lease.launch()
+            lease.close()
+        check(runner, slot, known, truth, NUM_DRAFTS)
 
 
 def test_a_prefix_hit_loses_nothing(truth: Truth) -> None:
@@ -97,13 +106,24 @@ def test_a_prefix_hit_loses_nothing(truth: Truth) -> None:
 
 
 def test_a_part_of_the_vocabulary(truth: Truth) -> None:
-    """The best of the lowest ids and the added tokens; later of those that were written."""
+    """The best of the lowest ids and the tokenizer's added tokens."""
     size = 256
     runner = make(1, draft_vocab_size=size)
     slot, known = prefill(runner, PROMPT)
-    added = [token for token in range(4000, 4096) if token >= 4072 and token < 4081]
-    columns = torch.tensor(sorted([*range(size - len(added)), *added]))
+    added = added_token_ids(folder())
+    assert len(added) > 1
+    columns = torch.tensor([*range(size - len(added)), *added])
     _, logits = truth.chain(PROMPT + known, 1)
     step(runner, slot, 1, 1)
     assert runner.last_drafts() == [[int(columns[logits[0][columns].argmax()])]]
     check_logits(runner.last_draft_logits(), logits[0][columns])
+
+
+def test_a_head_as_speculators_writes_it(truth: Truth, tmp_path: Path) -> None:
+    """Other names, the same numbers."""
+    weights = load_file(folder() / "model.safetensors")
+    renamed = {name: weights[one] for name, one in SPECULATORS.items()}
+    head = write(tmp_path, ({"speculators_model_type": "mtp"}, renamed))
+    runner = make_runner((folder(), head), "mtp", NUM_DRAFTS)
+    slot, known = prefill(runner, PROMPT)
+    check(runner, slot, PROMPT + known, truth, NUM_DRAFTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from openspec.checkpoint.draft_head import LAYER_TENSORS, QK_NORMS
@@ -29,13 +30,30 @@ from openspec.drafters.spec import (
 from openspec.errors import ConfigError
 from openspec.specs.head import HeadSpec
 from openspec.specs.layers import AttentionSpec, LayerSpec
+from openspec.specs.target import TargetSpec
 
 PREFIX = "mtp."
+_LAYER = (*LAYER_TENSORS, *QK_NORMS)
 TENSORS = (
     *(f"{PREFIX}{name}.weight" for name in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden")),
-    *(f"{PREFIX}layers.0.{name}" for name in (*LAYER_TENSORS, *QK_NORMS)),
+    *(f"{PREFIX}layers.0.{name}" for name in _LAYER),
     f"{PREFIX}norm.weight",
 )
+"""As models bring them."""
+_SPECULATORS_LAYER = "mtp_layers.0."
+SPECULATORS = {
+    f"{_SPECULATORS_LAYER}{name}": one
+    for name, one in zip(
+        (
+            *("input_proj.weight", "token_layernorm.weight", "hidden_layernorm.weight"),
+            *_LAYER,
+            "final_layernorm.weight",
+        ),
+        TENSORS,
+        strict=True,
+    )
+}
+"""As speculators writes a head that it has trained on -> as models bring them."""
 DRAFT_VOCAB_SIZE = "draft_vocab_size"
 VOCAB_UNIT = 16
 """What sizes of a part of the vocabulary are multiples of."""
@@ -46,19 +64,26 @@ class _Parts:
     checkpoint: DraftCheckpoint
     layer: LayerSpec
     rms_norm_eps: float
+    tensor_names: Mapping[str, str]
 
 
 def _read_parts(setup: DraftSetup) -> _Parts:
     checkpoint, target = open_draft_checkpoint(setup.draft_folder), setup.target
-    missing = [name for name in TENSORS if name not in checkpoint.tensors]
+    keys = checkpoint.keys
+    is_trained_on = keys.get("speculators_model_type") is not None
+    names = SPECULATORS if is_trained_on else {name: name for name in TENSORS}
+    if is_trained_on and keys.get("speculators_model_type") != "mtp":
+        keys.refuse("speculators_model_type", '"mtp"', "heads of other kinds have other methods")
+    missing = [name for name in names if name not in checkpoint.tensors]
     if missing:
         raise ConfigError(
-            f"{checkpoint.folder}: missing {len(missing)} of the {len(TENSORS)} tensors of an MTP "
+            f"{checkpoint.folder}: missing {len(missing)} of the {len(names)} tensors of an MTP "
             f"head: {name_some(missing)}; tools that fine-tune or quantise often drop them, "
             "whatever config.json says: name the checkpoint that this one was made from, such as "
             "--draft-model Qwen/Qwen3.5-4B, or take another --method"
         )
-    keys = checkpoint.keys
+    if is_trained_on:  # config.json is in part that of transformers' class
+        return _Parts(checkpoint, _gated_layer(target.spec), target.spec.rms_norm_eps, names)
     text = keys.object("text_config") or keys
     _refuse_others(text)
     source = kind_of(keys).read(keys).spec
@@ -68,8 +93,17 @@ def _read_parts(setup: DraftSetup) -> _Parts:
     ):
         if found != expected:
             text.refuse(name, f"{expected}, as the target has", OTHER_TARGET)
-    attention = [layer for layer in source.layers if isinstance(layer.mixer, AttentionSpec)]
-    return _Parts(checkpoint, attention[-1], source.rms_norm_eps)
+    return _Parts(checkpoint, _gated_layer(source), source.rms_norm_eps, names)
+
+
+def _gated_layer(source: TargetSpec) -> LayerSpec:
+    """The layers of attention of a model are alike, and so is the one that drafts."""
+    for layer in source.layers:
+        if isinstance(layer.mixer, AttentionSpec) and layer.mixer.has_gate:
+            return layer
+    raise ConfigError(
+        "MTP heads are read of models with gated attention, such as Qwen3.5; take another --method"
+    )
 
 
 def _refuse_others(text: JsonKeys) -> None:
@@ -96,16 +130,18 @@ def _read_draft_model(setup: DraftSetup) -> DraftModel:
         has_token_map=False,
         kept_tokens=added_token_ids(target.folder) if draft_vocab < vocab_size else (),
     )
-    num_parameters = sum(math.prod(checkpoint.tensors[name].shape) for name in TENSORS)
+    num_parameters = sum(math.prod(checkpoint.tensors[name].shape) for name in parts.tensor_names)
     summary = f"drafts {draft_vocab} of {vocab_size} tokens"
     return DraftModel(
         folder=checkpoint.folder,
         description=f"MTP head {checkpoint.folder.name}, {num_parameters / 1e6:.1f} M parameters, "
         f"{summary}, reads the target's state after its final norm",
         head=head,
-        tensor_names={name: name for name in TENSORS},
+        tensor_names=parts.tensor_names,
         ignored_tensors={
-            name: "it is the target's" for name in checkpoint.tensors if name not in TENSORS
+            name: "it is the target's"
+            for name in checkpoint.tensors
+            if name not in parts.tensor_names
         },
         details=(
             f"attention: {attention.num_q_heads} query heads, {attention.num_kv_heads} KV heads of "
