@@ -5,8 +5,9 @@
 Built-in prompts (`openspec.bench.workloads`: chat and repeat in turns), greedy and sampled, at
 several numbers of requests at a time, prefix cache on: from the second number on the prompts are in
 it. Every answer runs to its limit, and drafts are made at every step, whether they pay or not.
-Plain decoding is an engine without a drafter, without a prefix cache; --chunk makes the others cut
-prompts to so many rows a step. Ends with status 1 if one token differs.
+Plain decoding is an engine of one device without a drafter, without a prefix cache. --chunk makes
+the others cut prompts to so many rows a step, --tensor-parallel-size gives them so many devices.
+Ends with status 1 if one token differs.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--temperatures", default="0,1")
     parser.add_argument("--chunk", type=int, help="max_num_batched_tokens of engines that draft")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="of engines that draft")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="where to record the figures")
     args = parser.parse_args()
@@ -125,7 +127,12 @@ def main() -> int:
     cells: list[dict[str, object]] = []
     total = 0
     for method in args.methods.split(","):
-        with LLM(**common, method=method, max_num_batched_tokens=args.chunk) as llm:
+        with LLM(
+            **common,
+            method=method,
+            max_num_batched_tokens=args.chunk,
+            tensor_parallel_size=args.tensor_parallel_size,
+        ) as llm:
             for temperature in temperatures:
                 for concurrency in numbers:
                     before = llm.stats()

@@ -8,7 +8,7 @@
 #   bench/gpu_check.sh [STAGE ...]
 #
 # Stages: build, tests, kernels, step, serve; cpp_tests, py_tests, gates, sanitizer, equality, methods, grammar, compare,
-# replicas.
+# replicas, ranks (of all GPUs of the machine; 9 minutes on four H100 with 64 cores, `build` included).
 #
 # `compare` runs this build's bench_cuda_step and another's, OLD_STEP, in turn: what a change costs a step.
 #
@@ -203,12 +203,32 @@ replicas() {
   "$PYTHON" -m bench.front_load --engines 8 --streams 64,128,192,256 --seconds 8 --json "$RESULTS/front.json"
 }
 
+# Targets that all GPUs share: exchanges, steps beside those of half of the GPUs, texts beside one GPU's, gates.
+ranks() {
+  local most shape num
+  most=$(nvidia-smi --list-gpus | wc -l)
+  say "$most ranks"
+  "$BUILD/csrc/kernels/bench_cuda_exchange" --ranks "$most" --json "$RESULTS/exchange_$most.json"
+  "$BUILD/csrc/kernels/bench_cuda_exchange" --ranks "$most" --soak 500
+  "$BUILD/tests/cpp/test.cuda.ranks"
+  for shape in qwen3-4b qwen3-8b qwen3-32b llama-3.3-70b; do
+    for num in $((most / 2)) "$most"; do  # a shape that has too few splits, or no room, says so
+      "$BUILD/csrc/runtime/bench_cuda_step" --shape "$shape" --tensor-parallel-size "$num" --method none \
+        --method eagle3 --requests 1 --requests 16 --requests 64 --json "$RESULTS/step_${shape}_$num.json" || true
+    done
+  done
+  widen
+  "$PYTHON" -m bench.equality --model "$WIDENED" --methods eagle3 --concurrency 16,64 \
+    --tensor-parallel-size "$most" --json "$RESULTS/equality-ranks.json"
+  "$PYTHON" -m pytest tests/gates/test_device_faults.py tests/gates/test_tensor_parallel.py --device cuda -q
+}
+
 nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader
 "$PYTHON" -c 'import sys, torch; print("python", sys.version.split()[0], "torch", torch.__version__)'
 stages=${*:-build tests kernels step serve}
 for stage in $stages; do
   case $stage in
-    build | tests | cpp_tests | py_tests | gates | sanitizer | kernels | step | equality | serve | methods | grammar | compare | replicas) "$stage" ;;
+    build | tests | cpp_tests | py_tests | gates | sanitizer | kernels | step | equality | serve | methods | grammar | compare | replicas | ranks) "$stage" ;;
     *) echo "gpu_check.sh: unknown stage $stage" >&2; exit 2 ;;
   esac
 done

@@ -94,8 +94,9 @@ class AttentionStep {
     params.max_tokens = 16384;
     params.rows.may_have_trees = may_have_trees || c.is_tree;
     char* workspace = nullptr;
-    CHECK_CUDA(cudaMalloc(&workspace, span_attention_workspace_bytes_cuda(
-                                          num_rows, num_spans, c.num_q_heads, params.max_tokens)));
+    CHECK_CUDA(cudaMalloc(&workspace,
+                          span_attention_workspace_bytes_cuda(num_rows, num_spans, c.num_q_heads,
+                                                              c.head_dim, params.max_tokens)));
     params.workspace = reinterpret_cast<float*>(keep(workspace));
     params.kv = {kv, kNumKvHeads, c.head_dim, kPageSize};
     CHECK_CUDA(cudaStreamSynchronize(stream));

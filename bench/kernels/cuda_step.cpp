@@ -4,10 +4,10 @@
 //   bench_cuda_step [--shape NAME] [--json FILE] [--method NAME ...] [--requests N ...]
 //                   [--tensor-parallel-size T] [--tokens N] [--format bf16|channel|block]
 //
-// By default all methods at the shape of Qwen3-4B, at other shapes none and eagle3; 1, 4, 16 and 64
-// requests; bf16, or FP8 by the form of its scales. The digest of a method's tokens is that of all
-// methods and numbers of ranks. With `--tokens` there is no more than the digest of so many, of
-// requests of which half sample.
+// By default all methods at the shape of Qwen3-4B, none at those of Qwen3.5, at others none and
+// eagle3; 1, 4, 16 and 64 requests; bf16, or FP8 by the form of its scales. The digest of a
+// method's tokens is that of all methods and numbers of ranks. With `--tokens` there is no more
+// than the digest of so many, of requests of which half sample.
 
 #include <algorithm>
 #include <bit>
@@ -20,6 +20,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <variant>
 
 #include "model/targets/target.h"
 #include "model/weights/weights.h"
@@ -37,6 +38,7 @@ double milliseconds_since(Clock::time_point start) {
 }
 
 constexpr int kNumPages = 2880;  // of 16 tokens: 64 requests and their drafts
+constexpr int kNumStates = 3;    // of a request with a running state, at most
 
 /// What is decoded, all at once.
 struct Work {
@@ -45,6 +47,16 @@ struct Work {
   unsigned seed = 0;
 };
 
+/// What a dense model of equal layers has not: experts, each of the model's intermediate size, or
+/// Gated DeltaNet in all layers but every fourth.
+struct Kind {
+  int num_experts = 0, top_k = 0, head_intermediate_size = 0;
+  int num_key_heads = 0, num_value_heads = 0;
+};
+constexpr Kind kA3 = {128, 8, 6144};
+constexpr Kind k32 = {.num_key_heads = 16, .num_value_heads = 32};
+constexpr Kind k48 = {.num_key_heads = 16, .num_value_heads = 48};
+
 /// A published model.
 struct Shape {
   const char* name;
@@ -52,6 +64,20 @@ struct Shape {
   bool is_tied, has_qk_norm, has_qkv_bias;
   double rope_theta;
   int capture_layers[3];  // of its EAGLE-3 head
+  Kind kind = {};
+
+  std::variant<DenseMlpSpec, ExpertsSpec> mlp() const {
+    if (kind.num_experts == 0) return DenseMlpSpec{intermediate_size};
+    return ExpertsSpec{kind.num_experts, kind.top_k, intermediate_size, /*norm_top_k=*/true};
+  }
+  DenseMlpSpec head_mlp() const {
+    return {kind.num_experts == 0 ? intermediate_size : kind.head_intermediate_size};
+  }
+  /// Of the experts, how many rows read that choose theirs at random.
+  double expert_share(int num_rows) const {
+    if (kind.num_experts == 0) return 1.0;
+    return 1.0 - std::pow(1.0 - static_cast<double>(kind.top_k) / kind.num_experts, num_rows);
+  }
 };
 constexpr Shape kShapes[] = {
     {"qwen3-4b", 2560, 36, 32, 8, 128, 9728, 151936, true, true, false, 1e6, {1, 17, 32}},
@@ -60,9 +86,12 @@ constexpr Shape kShapes[] = {
     {"llama-3.3-70b", 8192, 80, 64, 8, 128, 28672, 128256, false, false, false, 5e5, {1, 39, 76}},
     {"llama-3.1-8b", 4096, 32, 32, 8, 128, 14336, 128256, false, false, false, 5e5, {1, 15, 28}},
     {"llama-3.2-1b", 2048, 16, 32, 8, 64, 8192, 128256, true, false, false, 5e5, {1, 7, 12}},
+    {"qwen3-30b-a3b", 2048, 48, 32, 4, 128, 768, 151936, false, true, false, 1e6, {1, 23, 44}, kA3},
+    {"qwen3.5-4b", 2560, 32, 16, 4, 256, 9216, 248320, true, true, false, 1e7, {1, 15, 28}, k32},
+    {"qwen3.5-9b", 4096, 32, 16, 4, 256, 12288, 248320, false, true, false, 1e7, {1, 15, 28}, k32},
+    {"qwen3.5-27b", 5120, 64, 24, 4, 256, 17408, 248320, false, true, false, 1e7, {1, 31, 60}, k48},
     {"qwen2.5-7b", 3584, 28, 28, 4, 128, 18944, 152064, false, false, true, 1e6, {1, 13, 24}},
 };
-
 /// A drafter's trees of `max_drafts` drafts, the best of `top_k` children to a node.
 struct Trees {
   const char *name, *method;
@@ -117,15 +146,25 @@ RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ra
   attention.head_dim = shape.head_dim;
   attention.has_qk_norm = shape.has_qk_norm;
   attention.has_qkv_bias = shape.has_qkv_bias;
-  for (int i = 0; i < shape.head_dim / 2; ++i) {
+  attention.has_gate = shape.kind.num_key_heads > 0;
+  const int rotary_dim = attention.has_gate ? shape.head_dim / 4 : shape.head_dim;
+  for (int i = 0; i < rotary_dim / 2; ++i) {
     attention.inv_freq.push_back(
-        static_cast<float>(std::pow(shape.rope_theta, -2.0 * i / shape.head_dim)));
+        static_cast<float>(std::pow(shape.rope_theta, -2.0 * i / rotary_dim)));
   }
   config.target.hidden_size = shape.hidden_size;
   config.target.vocab_size = shape.vocab_size;
   config.target.tie_word_embeddings = shape.is_tied;
-  config.target.layers.assign(static_cast<size_t>(shape.num_layers),
-                              {attention, DenseMlpSpec{shape.intermediate_size}});
+  config.target.layers.assign(static_cast<size_t>(shape.num_layers), {attention, shape.mlp()});
+  if (shape.kind.num_experts > 0) config.target.kind = "mixture";
+  if (shape.kind.num_key_heads > 0) {
+    config.target.kind = "hybrid";
+    for (size_t i = 0; i < config.target.layers.size(); ++i) {
+      if (i % 4 == 3) continue;
+      config.target.layers[i].mixer =
+          DeltaNetSpec{shape.kind.num_key_heads, shape.kind.num_value_heads};
+    }
+  }
   config.device = Device::kCuda;
   config.dtype = DType::kBF16;
   config.max_num_seqs = 64;
@@ -140,7 +179,7 @@ RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ra
     config.max_draft_tokens = 3;
     attention.has_qk_norm = attention.has_qkv_bias = false;
     HeadSpec& head = config.head.emplace();
-    head.layers = {{attention, DenseMlpSpec{shape.intermediate_size}}};
+    head.layers = {{attention, shape.head_mlp()}};
     head.capture_layers.assign(shape.capture_layers, shape.capture_layers + 3);
     head.draft_vocab_size = 32000;
     head.has_token_map = true;
@@ -346,16 +385,18 @@ void print_digest(Runner& runner, const std::string& method, int num_tokens) {
               static_cast<unsigned long long>(digest.value));
 }
 
-/// Bytes of the target that every step reads, all ranks together: its matrices without scales, of
-/// the embedding only as LM head.
-double step_bytes(Runner& runner) {
+/// Bytes of the target that a step reads, all ranks together: its matrices without scales, of the
+/// embedding only as LM head, of experts a share.
+double step_bytes(Runner& runner, double expert_share) {
   double bytes = 0;
   for (const TensorSpec& spec : runner.target_weights().front()->expected_tensors()) {
     const bool is_lookup =
         spec.name == "model.embed_tokens.weight" && !runner.config().target.tie_word_embeddings;
     if (spec.shape.size() == 2 && !is_lookup && !spec.name.ends_with("_scale")) {
       const bool is_codes = runner.config().target.quantized.contains(spec.name);
-      bytes += (is_codes ? 1.0 : 2.0) * static_cast<double>(spec.shape[0] * spec.shape[1]);
+      const bool is_expert = spec.name.find(".experts.") != std::string::npos;
+      bytes += (is_codes ? 1.0 : 2.0) * (is_expert ? expert_share : 1.0) *
+               static_cast<double>(spec.shape[0] * spec.shape[1]);
     }
   }
   return bytes;
@@ -380,8 +421,10 @@ double draft_bytes(Runner& runner, int num_passes) {
 
 /// Steps over prompts of a usual length: rows of one request without drafting, and drafting for as
 /// many requests as have all their drafts in a step of so many rows.
-void time_graphs(Runner& runner, const std::string& method, double floor_ms, double bandwidth,
-                 std::string& json) {
+/// `floor_of`: milliseconds of a step of so many rows.
+template <typename FloorOf>
+void time_graphs(Runner& runner, const std::string& method, const FloorOf& floor_of,
+                 double bandwidth, std::string& json) {
   const int rows_per_seq = 1 + runner.config().max_draft_tokens;
   const bool is_costly = runner.drafter().needs().is_costly;
   std::vector<StepKind> kinds;
@@ -401,7 +444,7 @@ void time_graphs(Runner& runner, const std::string& method, double floor_ms, dou
       if (kind.proposes != proposes) continue;
       std::printf("%s step of %3d rows%s: %.3f ms, %.3f x floor, %.3f x one row\n", method.c_str(),
                   kind.num_rows, proposes ? " that proposes" : "", 1e3 * seconds[i],
-                  1e3 * seconds[i] / floor_ms, seconds[i] / seconds[0]);
+                  1e3 * seconds[i] / floor_of(kind.num_rows), seconds[i] / seconds[0]);
       json += (json.back() == '{' ? "\"" : ", \"") + std::to_string(kind.num_rows) +
               "\": " + std::to_string(1e3 * seconds[i]);
     }
@@ -457,6 +500,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   if (requests.empty()) requests = {1, 4, 16, 64};
+  if (methods.empty() && shape->kind.num_key_heads > 0) methods = {"none"};
   if (methods.empty() && shape != &kShapes[0]) methods = {"none", "eagle3"};
   if (methods.empty()) {
     methods = drafter_names();
@@ -465,15 +509,19 @@ int main(int argc, char** argv) {
   for (const std::string& method : methods) {
     RunnerConfig config = config_of(*shape, method, num_ranks);
     config.target.quantized = quantized;
-    Runner runner(config, kNumPages);
+    const int num_state_pages = plan_memory(config).num_base_pages * config.max_num_seqs;
+    Runner runner(config, kNumPages + kNumStates * num_state_pages);
     load_random_weights(runner);
     if (num_tokens > 0) {
       print_digest(runner, method, num_tokens);
       continue;
     }
-    const double floor_ms = 1e3 * step_bytes(runner) / num_ranks / bandwidth;
+    const auto floor_of = [&](int num_rows) {
+      return 1e3 * step_bytes(runner, shape->expert_share(num_rows)) / num_ranks / bandwidth;
+    };
+    const double floor_ms = floor_of(1);
     if (method == methods.front()) {
-      std::printf("%s in %s on %d GPUs: read bandwidth %.3f TB/s, weights once: %.3f ms\n",
+      std::printf("%s in %s on %d GPUs: read bandwidth %.3f TB/s, weights of one row: %.3f ms\n",
                   shape->name, format.c_str(), num_ranks, bandwidth / 1e12, floor_ms);
       json += "\"shape\": \"" + std::string(shape->name) + "\", \"format\": \"" + format +
               "\", \"tensor_parallel_size\": " + std::to_string(num_ranks) +
@@ -482,7 +530,7 @@ int main(int argc, char** argv) {
     }
     runner.measure_step_times(3.0);
     json += ", \"" + method + "\": {";
-    time_graphs(runner, method, floor_ms, bandwidth, json);
+    time_graphs(runner, method, floor_of, bandwidth, json);
     for (int num_seqs : requests) {
       decode(runner, {num_seqs});
       const Timing timing = decode(runner, {num_seqs});
@@ -490,7 +538,7 @@ int main(int argc, char** argv) {
           "%s c%-2d: first token %.2f ms, step %.3f ms (%.3f x floor), %.0f tok/s, %.2f "
           "tokens a step, GPU idle %.1f %%, digest %016llx\n",
           method.c_str(), num_seqs, timing.first_token_ms, timing.step_ms,
-          timing.step_ms / floor_ms, timing.tokens_per_second, timing.tokens_per_step,
+          timing.step_ms / floor_of(num_seqs), timing.tokens_per_second, timing.tokens_per_step,
           100 * timing.idle_share, static_cast<unsigned long long>(timing.digest.value));
       json += ", \"c" + std::to_string(num_seqs) +
               "\": {\"first_token_ms\": " + std::to_string(timing.first_token_ms) +

@@ -56,7 +56,9 @@ def logits_of_transformers(folder: Path, token_ids: list[int], *, is_exact: bool
         return model(torch.tensor([token_ids])).logits[0].float()
 
 
-def logits_of_openspec(folder: Path, token_ids: list[int], dtype: str) -> Tensor:
+def logits_of_openspec(
+    folder: Path, token_ids: list[int], dtype: str, device: str = "cpu"
+) -> Tensor:
     """Logits of every position [len(token_ids), vocab_size], as the engine computes them."""
     import torch
 
@@ -68,7 +70,7 @@ def logits_of_openspec(folder: Path, token_ids: list[int], dtype: str) -> Tensor
 
     config = RunnerConfig(
         target=ModelConfig.from_folder(folder).spec,
-        device="cpu",
+        device=device,
         dtype=dtype,
         page_size=16,
         max_num_seqs=1,

@@ -39,10 +39,13 @@ OPENSPEC_DEFINE_OP(embedding, EmbeddingParams)
 OPENSPEC_DEFINE_OP(rms_norm, RmsNormParams)
 OPENSPEC_DEFINE_OP(linear, LinearParams)
 OPENSPEC_DEFINE_OP(linear_select, LinearSelectParams)
+OPENSPEC_DEFINE_OP(route_experts, RouteParams)
+OPENSPEC_DEFINE_OP(experts, ExpertsParams)
 OPENSPEC_DEFINE_OP(rope_angles, RopeAnglesParams)
 OPENSPEC_DEFINE_OP(rope_append, RopeAppendParams)
 OPENSPEC_DEFINE_OP(append_context, AppendContextParams)
 OPENSPEC_DEFINE_OP(span_attention, SpanAttentionParams)
+OPENSPEC_DEFINE_OP(head_gate, HeadGateParams)
 OPENSPEC_DEFINE_OP(delta_net, DeltaNetParams)
 OPENSPEC_DEFINE_OP(gather_rows, GatherRowsParams)
 OPENSPEC_DEFINE_OP(choose, ChooseParams)
@@ -65,22 +68,6 @@ OPENSPEC_DEFINE_OP(store_blocks, StoreBlocksParams)
 OPENSPEC_DEFINE_OP(block_path, BlockPathParams)
 OPENSPEC_DEFINE_OP(block_pairs, BlockPairsParams)
 OPENSPEC_DEFINE_OP(block_trees, BlockTreesParams)
-
-/// On the CPU alone so far: a target that needs it does not run on CUDA.
-inline void head_gate(const ExecContext& exec, const HeadGateParams& params) {
-  OPENSPEC_CHECK(exec.device == Device::kCpu, "head_gate runs on the CPU");
-  head_gate_cpu(exec, params);
-}
-
-/// On the CPU alone so far: a target that needs them does not run on CUDA.
-inline void route_experts(const ExecContext& exec, const RouteParams& params) {
-  OPENSPEC_CHECK(exec.device == Device::kCpu, "route_experts runs on the CPU");
-  route_experts_cpu(exec, params);
-}
-inline void experts(const ExecContext& exec, const ExpertsParams& params) {
-  OPENSPEC_CHECK(exec.device == Device::kCpu, "experts runs on the CPU");
-  experts_cpu(exec, params);
-}
 
 /// to[i] = from[row[i]], rows of so many bytes; rows of -1 keep what they hold. No `row`: row i.
 inline void copy_rows(const ExecContext& exec, const int32_t* row, const void* from, void* to,

@@ -88,9 +88,11 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
     plan.weight_bytes = std::max(plan.weight_bytes, kind_of(config).weight_bytes(setup));
     plan.scratch_bytes = std::max(plan.scratch_bytes, kind_of(config).scratch_bytes(setup));
   }
+  plan.num_base_pages = plan_bases(config, needs).num_pages;
   plan.scratch_bytes += exchange_bytes_of_rank(whole) +
-                        (config.device == Device::kCuda ? DeviceBuffers::device_bytes(config, needs)
-                                                        : HostStep::scratch_bytes(config));
+                        (config.device == Device::kCuda
+                             ? DeviceBuffers::device_bytes(config, needs, plan.num_base_pages)
+                             : HostStep::scratch_bytes(config));
   plan.table_bytes = SequenceTable::table_bytes(config.max_num_seqs, config.max_model_len,
                                                 config.page_size, config.num_lookahead(needs));
   const size_t row_bytes = needs.capture_layers.size() *
@@ -100,7 +102,6 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
   plan.draft_fixed_bytes =
       needs.fixed_bytes + row_bytes * static_cast<size_t>(config.max_num_batched_tokens + num_kept);
   plan.state_bytes = plan_records(config, needs).bytes();
-  plan.num_base_pages = plan_bases(config, needs).num_pages;
   for (const StateNeeds& state : {kind_of(config).state_needs(whole), needs.state}) {
     for (const KvLayerSpec& layer : state.kv_layers) {
       plan.page_bytes += kv_page_bytes(config, layer);

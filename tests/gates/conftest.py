@@ -108,8 +108,6 @@ def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
     if name == plain_method():
         return {"method": name}
     settings = dict(VARIANTS.get(name, {"method": name}))
-    if settings["method"] == "mtp" and harness.DEVICE != "cpu":
-        pytest.skip("runs on the CPU so far")
     spec = get_drafter(str(settings["method"]))
     head = str(settings.pop("head", ""))
     draft_model = untrained.draft_model(str(settings["method"]), head)
@@ -136,8 +134,6 @@ def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
 def target_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every kind of target that the gates run over."""
     name = str(request.param)
-    if name in other_targets.ON_CPU and harness.DEVICE != "cpu":
-        pytest.skip("runs on the CPU so far")
     if name in other_targets.NAMES:
         monkeypatch.setattr(harness, "MODEL", str(other_targets.folder(name)))
     return name

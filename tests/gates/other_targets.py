@@ -61,8 +61,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 QUANTIZED = {"fp8 channel": "fp8", "fp8 tensor": "fp8_per_tensor", "fp8 block": "fp8_per_block"}
 """The embedded model with scales of each kind -> what --quantization calls it."""
 NAMES = (*SHAPES, *QUANTIZED)
-ON_CPU = ("mixture",)
-"""Those that run on the CPU alone so far, and on one rank."""
+ON_ONE_RANK = ("mixture",)
+"""Those that ranks do not share."""
 
 
 def _tensor(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import random
+import shutil
 from collections.abc import Iterator
 from itertools import repeat
+from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from openspec import _C
@@ -20,18 +24,17 @@ from openspec.engine.core.engine_core import EngineCore
 from openspec.errors import ConfigError
 from openspec.messages import SamplingParams, SpeculativeOptions
 from openspec.specs.runner import RunnerConfig
+from openspec.tools.quantize import write_quantized
 from tests.gates import harness, hybrid_target
 from tests.gates.grammars import KINDS, grammar_core
 from tests.gates.harness import Job, Result, make_core, run, run_alone, texts
 from tests.gates.workload import jobs
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("bfloat16",) if harness.DEVICE == "cuda" else ("float32", "bfloat16")
 
 
 @pytest.fixture(autouse=True)
 def hybrid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if harness.DEVICE == "cuda":
-        pytest.skip("runs on the CPU so far")
     monkeypatch.setattr(harness, "MODEL", str(hybrid_target.folder()))
     yield
 
@@ -43,7 +46,7 @@ def batch_of(num_jobs: int, kind: str = "mixed") -> list[Job]:
 EXPECTED: dict[tuple[int, str], list[Result]] = {}
 
 
-def expected(num_jobs: int, dtype: str = "float32") -> list[tuple[list[int], str | None]]:
+def expected(num_jobs: int, dtype: str = DTYPES[0]) -> list[tuple[list[int], str | None]]:
     """Texts of plain decoding, each job alone."""
     key = (num_jobs, dtype)
     if key not in EXPECTED:
@@ -55,7 +58,7 @@ def expected(num_jobs: int, dtype: str = "float32") -> list[tuple[list[int], str
 class PartlyRightDrafter(_C.Drafter):
     """Knows the plain texts, and is wrong at every so manieth token of a sequence."""
 
-    def __init__(self, num_jobs: int, dtype: str = "float32", *, wrong: int = 5) -> None:
+    def __init__(self, num_jobs: int, dtype: str = DTYPES[0], *, wrong: int = 5) -> None:
         super().__init__()
         answers = expected(num_jobs, dtype)
         self._texts = [
@@ -85,7 +88,7 @@ class BranchingDrafter(PartlyRightDrafter):
         return nodes[:num_wanted]
 
 
-def drafted(num_drafts: int, dtype: str = "float32", **settings: Any) -> EngineCore:
+def drafted(num_drafts: int, dtype: str = DTYPES[0], **settings: Any) -> EngineCore:
     """An engine with drafts, of which some are right; 0: without."""
     if num_drafts == 0:
         return make_core(method="none", dtype=dtype, **settings)
@@ -175,7 +178,7 @@ def bare_runner(dtype: str) -> _C.Runner:
     folder = hybrid_target.folder()
     config = RunnerConfig(
         target=ModelConfig.from_folder(folder).spec,
-        device="cpu",
+        device=harness.DEVICE,
         dtype=dtype,
         page_size=16,
         max_num_seqs=2,
@@ -217,13 +220,17 @@ def test_chunks_beside_others(num_drafts: int, num_rows: int) -> None:
     assert texts(run(core, batch_of(16))) == expected(16)
 
 
+def pages_with_states(num_pages: int, num_states: int) -> int:
+    """Bytes of so many pages and of those of so many running states."""
+    plan = make_core(method="none").info.memory_plan
+    num_base_pages = (plan["sequence_bytes"] - plan["state_bytes"] // 16) // plan["page_bytes"]
+    return (num_pages + num_states * num_base_pages) * plan["page_bytes"]
+
+
 @pytest.mark.parametrize("num_drafts", [0, 4])
 def test_preemption(num_drafts: int) -> None:
     """Far too few pages, of which running states take some."""
-    plan = make_core(method="none").info.memory_plan
-    num_base_pages = (plan["sequence_bytes"] - plan["state_bytes"] // 16) // plan["page_bytes"]
-    num_pages = 13 + 5 * num_base_pages
-    core = drafted(num_drafts, kv_cache_memory=num_pages * plan["page_bytes"], max_model_len=200)
+    core = drafted(num_drafts, kv_cache_memory=pages_with_states(13, 5), max_model_len=200)
     assert texts(run(core, batch_of(16))) == expected(16)
     assert core.stats().num_preemptions > 0
 
@@ -294,10 +301,9 @@ def test_prompts_that_share_their_first_part() -> None:
 
 def test_prefixes_make_room() -> None:
     """A few sequences' pages, so that snapshots, states and pages go one after another."""
-    plan = make_core(method="none").info.memory_plan
     core = drafted(
         3,
-        kv_cache_memory=40 * plan["page_bytes"],
+        kv_cache_memory=pages_with_states(16, 3 if harness.DEVICE == "cuda" else 2),
         max_model_len=200,
         max_num_seqs=2,
     )
@@ -314,13 +320,67 @@ def test_prefixes_make_room() -> None:
             "chains of drafts, not trees: set draft_top_k to 1",
         ),
         ({"tensor_parallel_size": 2}, "run on one device"),
-        ({"quantization": "fp8"}, "not for models with layers of linear attention yet"),
         ({"page_size": 2}, "raise page_size"),
     ],
 )
 def test_refusals(settings: dict[str, Any], message: str) -> None:
+    if harness.DEVICE == "cuda":
+        pytest.skip("what a device refuses besides would come first")
     with pytest.raises(ConfigError, match=message):
         make_core(**settings)
+
+
+def publish(folder: Path, tmp_path: Path) -> Path:
+    """Blocks of codes as Qwen publishes them, beside parts in codes that do not run."""
+    root = tmp_path / "published"
+    shutil.copytree(folder, root)
+    tensors = safetensors.torch.load_file(root / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_scale")]:
+        tensors[f"{name}_inv"] = tensors.pop(name).to(torch.bfloat16)
+    tensors["mtp.fc.weight"] = torch.ones(128, 128).to(torch.float8_e4m3fn)
+    tensors["mtp.fc.weight_scale_inv"] = torch.ones(1, 1)
+    safetensors.torch.save_file(tensors, root / "model.safetensors", {"format": "pt"})
+    config = json.loads((root / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "weight_block_size": [128, 128],
+        "activation_scheme": "dynamic",
+        "modules_to_not_convert": [
+            "lm_head",
+            "model.visual.merger",
+            *(
+                name.removesuffix(".weight")
+                for name in tensors
+                if name.endswith(("in_proj_a.weight", "in_proj_b.weight", "conv1d.weight"))
+            ),
+        ],
+    }
+    (root / "config.json").write_text(json.dumps(config))
+    return root
+
+
+@pytest.mark.parametrize("wanted", ["fp8", "fp8_per_block"])
+def test_weights_in_codes(wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made at load, written before, and as published: one text each, with drafts and without."""
+    batch = batch_of(4)
+    monkeypatch.setattr(harness, "MODEL", str(hybrid_target.folder(nested=True)))
+    core = make_core(method="none", quantization=wanted)
+    plain = texts(run_alone(core, batch))
+    assert plain != expected(16)[:4]
+    written = tmp_path / "written"
+    write_quantized(hybrid_target.folder(nested=True), written, wanted)
+    folders = [written]
+    if wanted == "fp8_per_block":
+        folders.append(publish(written, tmp_path))
+    for folder in folders:
+        monkeypatch.setattr(harness, "MODEL", str(folder))
+        drafting = make_core(method="ngram", ngram_min=1, num_speculative_tokens=4)
+        found = texts(run(drafting, batch))
+        if folder == written:
+            assert found == plain
+        else:  # whose scales are rounded
+            assert found == texts(run_alone(make_core(method="none"), batch))
 
 
 def test_a_model_that_reads_images_as_well(

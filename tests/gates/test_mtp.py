@@ -20,12 +20,11 @@ from tests.gates.workload import jobs
 from tests.heads import fitted
 
 NUM_JOBS = 12
+DTYPES = ("bfloat16",) if harness.DEVICE == "cuda" else ("float32", "bfloat16")
 
 
 @pytest.fixture(autouse=True)
 def hybrid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if harness.DEVICE == "cuda":
-        pytest.skip("runs on the CPU so far")
     monkeypatch.setattr(harness, "MODEL", str(hybrid_target.folder()))
     yield
 
@@ -35,7 +34,7 @@ def batch_of(kind: str = "mixed") -> list[Job]:
 
 
 @cache
-def expected(dtype: str = "float32", kind: str = "mixed") -> list[tuple[list[int], str | None]]:
+def expected(dtype: str = DTYPES[0], kind: str = "mixed") -> list[tuple[list[int], str | None]]:
     """Texts of plain decoding, each job alone."""
     core = make_core(method="none", enable_prefix_caching=False, dtype=dtype)
     return texts(run_alone(core, batch_of(kind)))
@@ -58,14 +57,14 @@ def drafting(num_drafts: int = 3, **settings: Any) -> EngineCore:
             "draft_model": str(head()),
             "num_speculative_tokens": num_drafts,
             "adaptive_speculation": False,
-            "dtype": "float32",
+            "dtype": DTYPES[0],
             **settings,
         }
     )
 
 
 @pytest.mark.parametrize(
-    ("dtype", "num_drafts"), [("float32", 1), ("float32", 3), ("bfloat16", 3), ("float32", 15)]
+    ("dtype", "num_drafts"), [*((dtype, 3) for dtype in DTYPES), (DTYPES[0], 1), (DTYPES[0], 15)]
 )
 def test_drafts_in_a_batch(dtype: str, num_drafts: int) -> None:
     """Accepted in part: over the edges of the recurrence's blocks of 16, at every place of them."""
@@ -196,6 +195,8 @@ def test_refusals(settings: dict[str, Any], message: str) -> None:
 def test_the_layer_that_came_with_the_model() -> None:
     """Without --draft-model; other engines' names of the method."""
     for name in ("qwen3_5_mtp", "NEXTN"):
-        core = make_core(method=name, num_speculative_tokens=2, adaptive_speculation=False)
-        assert texts(run(core, batch_of())) == expected("float32")
+        core = make_core(
+            method=name, num_speculative_tokens=2, adaptive_speculation=False, dtype=DTYPES[0]
+        )
+        assert texts(run(core, batch_of())) == expected()
         assert core.stats().num_draft_tokens > 0

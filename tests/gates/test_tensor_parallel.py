@@ -132,7 +132,7 @@ def crowded(name: str, num_ranks: int) -> dict[str, Any]:
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_crowded(drafter_name: str, target_name: str, num_ranks: int, reference: Reference) -> None:
     """Chunks, preemptions, and requests that are called off."""
-    if target_name in other_targets.ON_CPU:
+    if target_name in other_targets.ON_ONE_RANK:
         pytest.skip("runs on one rank")
     batch = jobs("mixed", 12)
     leaving = [

@@ -96,7 +96,6 @@ def test_both_forms_say_the_same(tmp_path: Path) -> None:
         ({"full_attention_interval": 64}, "full_attention_interval: expected"),
         ({"full_attention_interval": 1}, "full_attention_interval: expected"),
         ({"attention_bias": True}, "attention_bias"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantised checkpoints of this kind"),
         ({"rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.001}}, "even number"),
     ],
 )

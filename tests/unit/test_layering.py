@@ -32,7 +32,8 @@ KERNEL_FAMILIES: dict[str, tuple[str, ...]] = {
     "norm": ("exchange",),  # where sums are taken
     "delta_net": (),
     "rope": ("attention",),  # the CPU's largest head
-    "steps": ("choose", "exchange"),  # parameters of sampling; what a step counted
+    # Parameters of sampling; what a step counted; which blocks of a state are folded.
+    "steps": ("choose", "delta_net", "exchange"),
     "drafts": ("choose", "linear", "steps"),
 }
 

@@ -21,10 +21,10 @@
 namespace openspec::span_attention {
 
 constexpr int kClusterThreads = 256;
-// Of heads of kMaxHeadDim only.
-constexpr int kClusterLineBytes = Lines<kMaxHeadDim>::kLineBytes;
-constexpr int kClusterStageBytes = Lines<kMaxHeadDim>::kStageBytes;
-constexpr int kClusterColumns = kMaxHeadDim / kClusterCtas;
+// Of heads of kMidHeadDim only.
+constexpr int kClusterLineBytes = Lines<kMidHeadDim>::kLineBytes;
+constexpr int kClusterStageBytes = Lines<kMidHeadDim>::kStageBytes;
+constexpr int kClusterColumns = kMidHeadDim / kClusterCtas;
 static_assert(kClusterColumns * 16 == kClusterThreads && kClusterBlocks == 16 &&
               kClusterColumns == 16);
 
@@ -106,7 +106,7 @@ struct ClusterSum {
 __device__ __forceinline__ void store_cluster_sum(const ClusterArgs& args, int tile_row,
                                                   int kv_head, int pair, int column,
                                                   const ClusterSum& sum) {
-  args.out[pair_at<kMaxHeadDim>(args, tile_row, kv_head, pair) + column] =
+  args.out[pair_at<kMidHeadDim>(args, tile_row, kv_head, pair) + column] =
       __float2bfloat16_rn(finish(sum.out, __frcp_rn(sum.normaliser)));
 }
 
@@ -135,7 +135,7 @@ __device__ __forceinline__ void merge_items(const ClusterArgs& args, const Clust
     for (int i = 0; i < arrival.z; ++i, at += tile.y) {
       const float2 stats = __ldcg(args.partial_stats + at);
       const float sum =
-          __ldcg(args.partial_sums + at * kMaxHeadDim + rank * kClusterColumns + thread % 16);
+          __ldcg(args.partial_sums + at * kMidHeadDim + rank * kClusterColumns + thread % 16);
       all.add(sum, stats.y, stats.x, args.scale);
     }
     store_cluster_sum(args, tile.x, kv_head, pair, rank * kClusterColumns + thread % 16, all);
@@ -306,7 +306,7 @@ class ClusterCta {
     const int pair = thread_ / 16, tile_pair = min(pair, num_pairs - 1);
     copy_async(
         base_ + Layout::kQueriesAt + pair * kClusterLineBytes + ((chunk_ ^ (pair % 8)) * 16),
-        args_.q + pair_at<kMaxHeadDim>(args_, job.tile.x, job.kv_head, tile_pair) + chunk_ * 8,
+        args_.q + pair_at<kMidHeadDim>(args_, job.tile.x, job.kv_head, tile_pair) + chunk_ * 8,
         pair < num_pairs);
   }
 
@@ -483,7 +483,7 @@ class ClusterCta {
                            static_cast<int64_t>(job.kv_head * job.range.z +
                                                 (job.range.x + first) / kSegmentBlocks) *
                                job.tile.y;
-        args_.partial_sums[at * kMaxHeadDim + rank_ * kClusterColumns + in_16] = segment.out;
+        args_.partial_sums[at * kMidHeadDim + rank_ * kClusterColumns + in_16] = segment.out;
         if (in_16 == 0) {
           args_.partial_stats[at] = make_float2(segment.maximum, segment.normaliser);
         }

@@ -37,7 +37,7 @@ __device__ __forceinline__ void attend_by_cta(const AttentionArgs& args, const W
 
   CtaCopier<kHeadDim> keys;
   keys.ancestors = nullptr;
-  if (is_tail) {
+  if (takes_trees(kHeadDim) && is_tail) {
     keys.ancestors = Tile::list_ancestors(args, item, warp, lane, shared + Layout::kAncestorsAt);
   }
   keys.go_to(args, item, kv_head, thread);
@@ -138,7 +138,9 @@ template <int kHeadDim, int kTiles>
 __global__ void __launch_bounds__(kDecodeCtaThreads, CtaLayout<kHeadDim, kTiles>::kMostCtasPerSm)
     decode_cta_kernel(const __grid_constant__ AttentionArgs args) {
   cuda::allow_next_kernel();
-  extern __shared__ __align__(256) unsigned char shared[];
+  // Lines of the largest heads, whose columns are found by flipping bits of an address.
+  extern __shared__ __align__(512) unsigned char cta_shared[];
+  unsigned char* shared = cta_shared;
   __shared__ WorkItem item;
   __shared__ int message;
   int index = blockIdx.x;
@@ -157,6 +159,10 @@ __global__ void __launch_bounds__(kDecodeCtaThreads, CtaLayout<kHeadDim, kTiles>
     return;
   }
   ItemQueue queue(header.tickets, num_items);
+  const auto attend_tail = [&](int kv_head) {
+    if constexpr (takes_trees(kHeadDim))
+      attend_tails<kHeadDim, kTiles>(args, item, kv_head, shared);
+  };
   for (;;) {
     const int kv_head = index % args.num_kv_heads;
     const bool has_blocks = !item.is_tile_tail && item.block_begin < item.block_end;
@@ -166,14 +172,15 @@ __global__ void __launch_bounds__(kDecodeCtaThreads, CtaLayout<kHeadDim, kTiles>
     is_early = false;
     if (!waits_later) queue.prefetch();
     if (item.is_tile_tail) {
-      attend_tails<kHeadDim, kTiles>(args, item, kv_head, shared);
+      attend_tail(kv_head);
     } else if (has_blocks) {
-      attend_by_cta<kHeadDim, kTiles>(args, item, kv_head, shared, scratch_of(args), waits_later);
+      attend_by_cta<kHeadDim, kTiles>(args, item, kv_head, shared, scratch_of<kHeadDim>(args),
+                                      waits_later);
     }
     if (waits_later) queue.prefetch();
     if (item.tail_end > 0) {
       go_to_tail(item);
-      attend_tails<kHeadDim, kTiles>(args, item, kv_head, shared);
+      attend_tail(kv_head);
     }
     if (item.num_slots > 0) {
       const PairRange pairs = arrive(args, item, kv_head, merges_together, &message);

@@ -22,9 +22,10 @@ struct CtaLayout {
   static constexpr int kAncestorsAt = kMaximaAt + kDecodeCtaWarps * 16 * 4;
   static constexpr int kUsedBytes = kAncestorsAt + kMaxTreeRows;
 
-  // Large tiles of large heads keep an SM busy alone.
-  static constexpr int kMostCtasPerSm =
-      kTiles == 4 && kHeadDim == kMaxHeadDim ? 1 : kDecodeCtasPerSm;
+  // Large tiles of large heads keep an SM busy alone, and the largest heads fill its memory.
+  static constexpr bool kIsAlone =
+      kHeadDim == kMaxHeadDim || (kTiles == 4 && kHeadDim == kMidHeadDim);
+  static constexpr int kMostCtasPerSm = kIsAlone ? 1 : kDecodeCtasPerSm;
 };
 
 /// Copies an item's K and V to shared memory. A thread copies one chunk of every kKeyStep-th key.

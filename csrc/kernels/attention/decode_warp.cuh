@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(kDecodeWarpThreads, kDecodeCtasPerSm)
     if (has_next) chunk_bits = load_chunk(items + next / num_kv_heads);
     const auto attend = [&](auto num_tiles) {
       attend_by_warps<kHeadDim, num_tiles.value>(args, item, kv_head, copier, next_start, shared,
-                                                 scratch_of(args));
+                                                 scratch_of<kHeadDim>(args));
     };
     switch (ceil_div(item.tile_rows * args.group, kWarpTilePairs)) {
       case 1:

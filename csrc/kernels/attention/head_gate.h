@@ -14,10 +14,12 @@ struct HeadGateParams {
   int64_t row_stride = 0;
   int num_rows = 0;
   int num_heads = 0;
-  int head_dim = 0;  // a multiple of 32
+  int head_dim = 0;  // a multiple of 32; row_stride is one of 8
   DType dtype = DType::kF32;
 };
 
 void head_gate_cpu(const ExecContext& exec, const HeadGateParams& params);
+/// bf16, with the CPU's bits.
+int head_gate_cuda(const HeadGateParams& params, void* stream);
 
 }  // namespace openspec

@@ -132,7 +132,7 @@ __device__ inline void mark_prefill_spans(const PlanArgs& args, const SpanTable&
   const float cut = ceil_div(num_segments * args.num_kv_heads, num_sms) * kSegmentBlocks +
                     kFirstMergeTime +
                     kMergeTime * ceil_div(num_merges * args.num_kv_heads, num_sms) +
-                    num_pair_slots * (2.0f * (kMaxHeadDim + 2) * 4 / 5500.0f / kBlockTime);
+                    num_pair_slots * (2.0f * (kMidHeadDim + 2) * 4 / 5500.0f / kBlockTime);
   if (args.range_blocks > 0 ? args.range_blocks != kSegmentBlocks : cut >= whole) return;
   for (int span = threadIdx.x; span < args.rows.num_spans; span += kPlanThreads) {
     const int num_tokens = spans.kv_len[span] + spans.num_rows(span);

@@ -27,7 +27,7 @@ bool map_lines(const void* kv, int head_dim, int box_lines, CUtensorMap* map) {
 }  // namespace
 
 bool has_wgmma() {
-  static const bool has = cuda::has_hopper_kernel(prefill_wgmma_kernel<kMaxHeadDim>);
+  static const bool has = cuda::has_hopper_kernel(prefill_wgmma_kernel<kMidHeadDim>);
   return has;
 }
 
@@ -43,7 +43,7 @@ int launch_prefill_wgmma(const AttentionArgs& args, void* stream) {
   if (!map_lines(args.kv, kHeadDim, wgmma_args.box_lines, &map)) return cudaErrorInvalidValue;
   return cuda::launch(kKernel, cuda::num_sms(), kWgmmaThreads, kBytes, stream, map, wgmma_args);
 }
-template int launch_prefill_wgmma<kMaxHeadDim>(const AttentionArgs&, void*);
+template int launch_prefill_wgmma<kMidHeadDim>(const AttentionArgs&, void*);
 template int launch_prefill_wgmma<kMinHeadDim>(const AttentionArgs&, void*);
 
 }  // namespace openspec::span_attention

@@ -23,8 +23,8 @@ using namespace span_attention;
 
 Workspace workspace_of(const SpanAttentionParams& params) {
   Workspace workspace;
-  lay_out({params.rows.num_rows, params.rows.num_spans, params.num_q_heads, params.max_tokens,
-           cuda::num_sms()},
+  lay_out({params.rows.num_rows, params.rows.num_spans, params.num_q_heads, params.kv.head_dim,
+           params.max_tokens, cuda::num_sms()},
           params.workspace, workspace);
   return workspace;
 }
@@ -36,11 +36,13 @@ int group_of(const SpanAttentionParams& params) {
 bool is_supported(const SpanAttentionParams& params) {
   const int num_kv_heads = params.kv.num_kv_heads;
   return params.dtype == DType::kBF16 &&
-         (params.kv.head_dim == kMaxHeadDim || params.kv.head_dim == kMinHeadDim) &&
-         num_kv_heads > 0 && params.num_q_heads % num_kv_heads == 0 &&
-         group_of(params) <= kMaxGroup && params.kv.page_size > 0 &&
-         params.kv.page_size % kLineRows == 0 && params.rows.num_spans <= kMaxSpans &&
-         params.window >= 0 && (params.is_causal || !params.window_follows_rows) &&
+         (params.kv.head_dim == kMaxHeadDim || params.kv.head_dim == kMidHeadDim ||
+          params.kv.head_dim == kMinHeadDim) &&
+         (takes_trees(params.kv.head_dim) || !params.rows.may_have_trees) && num_kv_heads > 0 &&
+         params.num_q_heads % num_kv_heads == 0 && group_of(params) <= kMaxGroup &&
+         params.kv.page_size > 0 && params.kv.page_size % kLineRows == 0 &&
+         params.rows.num_spans <= kMaxSpans && params.window >= 0 &&
+         (params.is_causal || !params.window_follows_rows) &&
          cuda::are_aligned(params.q, params.out, params.kv.data, params.workspace);
 }
 
@@ -51,9 +53,7 @@ int log2_of(int value) {
   return log2;
 }
 
-bool has_largest_heads(const SpanAttentionParams& params) {
-  return params.kv.head_dim == kMaxHeadDim;
-}
+bool has_mid_heads(const SpanAttentionParams& params) { return params.kv.head_dim == kMidHeadDim; }
 
 /// What computes decode tiles.
 struct DecodeKernel {
@@ -63,8 +63,10 @@ struct DecodeKernel {
   float item_ns, block_ns;              // as PlanArgs
   bool is_available;                    // false: the device lacks shared memory
 
-  /// What a block takes of heads of kMaxHeadDim.
-  static constexpr float share_of(int head_dim) { return head_dim == kMaxHeadDim ? 1.0f : 0.6f; }
+  /// What a block takes, of what it takes of heads of kMidHeadDim.
+  static constexpr float share_of(int head_dim) {
+    return head_dim == kMaxHeadDim ? 1.9f : head_dim == kMidHeadDim ? 1.0f : 0.6f;
+  }
   /// Of a warp for each block.
   template <int kHeadDim>
   static DecodeKernel by_warps(int tile_pairs) {
@@ -77,13 +79,17 @@ struct DecodeKernel {
   template <int kHeadDim, int kTiles>
   static DecodeKernel by_cta(int ctas_per_sm) {
     constexpr int kBytes = CtaLayout<kHeadDim, kTiles>::kUsedBytes;
+    int tree_bytes = kBytes;
+    if constexpr (takes_trees(kHeadDim)) {
+      tree_bytes = std::max(kBytes, TailLayout<kHeadDim, kTiles>::kBytes);
+    }
     const float block_ns = (kTiles == 4 ? 1900.0f : 1000.0f + 200.0f * kTiles) * share_of(kHeadDim);
     return {decode_cta_kernel<kHeadDim, kTiles>,
             kTiles * kMinTilePairs,
             kDecodeCtaThreads,
             ctas_per_sm,
             kBytes,
-            std::max(kBytes, TailLayout<kHeadDim, kTiles>::kBytes),
+            tree_bytes,
             1200.0f,
             ctas_per_sm == 1 ? block_ns : block_ns + 500.0f,
             false};
@@ -129,15 +135,28 @@ const std::vector<DecodeKernel>& cta_kernels() {
     const auto add = [&](DecodeKernel kernel) { all.push_back(DecodeKernel::available(kernel)); };
     if constexpr (kHeadDim == kMinHeadDim) add(DecodeKernel::by_cta<kHeadDim, 4>(2));
     add(DecodeKernel::by_cta<kHeadDim, 4>(1));
-    add(DecodeKernel::by_cta<kHeadDim, 2>(2));
+    if constexpr (kHeadDim < kMaxHeadDim) add(DecodeKernel::by_cta<kHeadDim, 2>(2));
     add(DecodeKernel::by_cta<kHeadDim, 2>(1));
-    if constexpr (kHeadDim == kMaxHeadDim) {
-      add(DecodeKernel::by_cta<kHeadDim, 1>(2));
-      add(DecodeKernel::by_cta<kHeadDim, 1>(1));
-    }
+    if constexpr (kHeadDim == kMidHeadDim) add(DecodeKernel::by_cta<kHeadDim, 1>(2));
+    if constexpr (kHeadDim >= kMidHeadDim) add(DecodeKernel::by_cta<kHeadDim, 1>(1));
     return all;
   });
 }
+
+/// Those for heads of the size; there need be none.
+const std::vector<DecodeKernel>& kernels_of(const SpanAttentionParams& params, bool by_warps) {
+  static const std::vector<DecodeKernel> none;
+  switch (params.kv.head_dim) {
+    case kMinHeadDim:
+      return by_warps ? warp_kernels<kMinHeadDim>() : cta_kernels<kMinHeadDim>();
+    case kMidHeadDim:
+      return by_warps ? warp_kernels<kMidHeadDim>() : cta_kernels<kMidHeadDim>();
+    default:
+      return by_warps ? none : cta_kernels<kMaxHeadDim>();
+  }
+}
+/// Whether the tiles of prompts are for heads of the size.
+bool suits_prefill(const SpanAttentionParams& params) { return params.kv.head_dim < kMaxHeadDim; }
 
 bool is_short(const SpanAttentionParams& params) {
   return params.rows.num_spans <= kFewSpans && params.rows.expected_kv_len > 0;
@@ -154,16 +173,15 @@ int num_heads_of(const SpanAttentionParams& params) {
 /// Pairs of a span up to which warps are as fast as tiles of 128 pairs on sm_90a, in contexts of
 /// any length: these take one CTA to an SM, and heads of half the size as long for a block.
 int most_pairs_by_warps(const SpanAttentionParams& params, const DecodeKernel& largest) {
-  if (!has_largest_heads(params)) return largest.tile_pairs;
+  if (!has_mid_heads(params)) return largest.tile_pairs;
   return num_heads_of(params) <= largest.num_ctas() ? 2 * kWarpTilePairs : kWarpTilePairs;
 }
 
 /// For a step of chains. Null: its tiles would be too many, or the device lacks shared memory.
 const DecodeKernel* warp_kernel_of(const SpanAttentionParams& params) {
-  const std::vector<DecodeKernel>& kernels =
-      has_largest_heads(params) ? warp_kernels<kMaxHeadDim>() : warp_kernels<kMinHeadDim>();
+  const std::vector<DecodeKernel>& kernels = kernels_of(params, /*by_warps=*/true);
+  if (kernels.empty() || !kernels.back().is_available) return nullptr;
   const DecodeKernel& largest = kernels.back();
-  if (!largest.is_available) return nullptr;
   const int num_pairs = mean_pairs_of(params), num_heads = num_heads_of(params);
   const int num_sms = cuda::num_sms();
   // Short contexts: small tiles, which read K and V of a span more than once, as long as they find
@@ -185,8 +203,7 @@ const DecodeKernel* warp_kernel_of(const SpanAttentionParams& params) {
 const DecodeKernel* cta_kernel_of(const SpanAttentionParams& params) {
   const int group = group_of(params);
   int num_pairs = mean_pairs_of(params);
-  const std::vector<DecodeKernel>& kernels =
-      has_largest_heads(params) ? cta_kernels<kMaxHeadDim>() : cta_kernels<kMinHeadDim>();
+  const std::vector<DecodeKernel>& kernels = kernels_of(params, /*by_warps=*/false);
   int most_ctas_per_sm = num_heads_of(params) <= cuda::num_sms() ? 1 : 2;
   if (params.rows.may_have_trees && params.rows.num_rows * group <= kMaxTreePairsForSmallTiles) {
     // Rows of small trees are shared out over the SMs: their tails take time.
@@ -209,7 +226,8 @@ const DecodeKernel* cta_kernel_of(const SpanAttentionParams& params) {
 
 /// Whether the step may have prefill tiles: launching their kernel for nothing takes time, too.
 bool has_prefill(const SpanAttentionParams& params) {
-  const int span_rows = params.rows.expected_span_rows;
+  if (!suits_prefill(params)) return false;
+  const int span_rows = params.rows.max_span_rows;
   if (span_rows > 0 && span_rows * group_of(params) <= kMaxTilePairs) return false;
   return params.rows.num_rows >= (has_wgmma() ? kMinRowsForWgmma : kMinRowsForPrefill);
 }
@@ -264,7 +282,7 @@ const ClusterLaunch& cluster_launch_of(const SpanAttentionParams& params) {
 /// Whether decode_cluster_kernel can attend to the step.
 bool fits_clusters(const SpanAttentionParams& params, const Workspace& workspace) {
   const int64_t num_segments = ceil_div(params.max_tokens, kSegmentBlocks * kBlockTokens);
-  return has_largest_heads(params) && !params.rows.may_have_trees &&
+  return has_mid_heads(params) && !params.rows.may_have_trees &&
          params.rows.num_rows <= kMaxClusterRows &&
          params.rows.num_rows * params.num_q_heads * num_segments <= workspace.num_pair_slots &&
          close_clusters().num_clusters > 0;
@@ -277,12 +295,6 @@ struct Way {
   bool has_prefill = false;
 };
 
-const std::vector<DecodeKernel>& kernels_of(const SpanAttentionParams& params, bool by_warps) {
-  if (by_warps)
-    return has_largest_heads(params) ? warp_kernels<kMaxHeadDim>() : warp_kernels<kMinHeadDim>();
-  return has_largest_heads(params) ? cta_kernels<kMaxHeadDim>() : cta_kernels<kMinHeadDim>();
-}
-
 /// Of a choice; empty: it is not for this step.
 Way chosen_way(const SpanAttentionParams& params, const Workspace& workspace) {
   using Kernel = AttentionChoice::Kernel;
@@ -293,7 +305,7 @@ Way chosen_way(const SpanAttentionParams& params, const Workspace& workspace) {
     return way;
   }
   if (choice.kernel == Kernel::kPrefill) {
-    way.has_prefill = has_wgmma() && !params.rows.may_have_trees;
+    way.has_prefill = has_wgmma() && suits_prefill(params) && !params.rows.may_have_trees;
     return way;
   }
   const bool by_warps = choice.kernel == Kernel::kWarp;
@@ -330,7 +342,7 @@ Way way_of(const SpanAttentionParams& params, const Workspace& workspace) {
   if (way.is_by_clusters) return way;
   if (!params.rows.may_have_trees) {
     way.decode = warp_kernel_of(params);
-    way.has_prefill = way.decode == nullptr && has_wgmma();
+    way.has_prefill = way.decode == nullptr && has_wgmma() && suits_prefill(params);
     if (way.has_prefill) return way;
   }
   if (way.decode == nullptr) way.decode = cta_kernel_of(params);
@@ -387,10 +399,17 @@ int launch_clusters(const SpanAttentionParams& params, const Workspace& workspac
 }  // namespace
 
 size_t span_attention_workspace_bytes_cuda(int max_num_rows, int max_num_spans, int num_q_heads,
-                                           int max_tokens) {
+                                           int head_dim, int max_tokens) {
   Workspace workspace;
-  return lay_out({max_num_rows, max_num_spans, num_q_heads, max_tokens, cuda::num_sms()}, nullptr,
-                 workspace);
+  return lay_out({max_num_rows, max_num_spans, num_q_heads, head_dim, max_tokens, cuda::num_sms()},
+                 nullptr, workspace);
+}
+
+bool has_span_attention_cuda(int head_dim) {
+  if (head_dim != kMaxHeadDim) return head_dim == kMinHeadDim || head_dim == kMidHeadDim;
+  const std::vector<DecodeKernel>& kernels = cta_kernels<kMaxHeadDim>();
+  return std::all_of(kernels.begin(), kernels.end(),
+                     [](const DecodeKernel& kernel) { return kernel.is_available; });
 }
 
 int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
@@ -450,12 +469,12 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
     if (status != cudaSuccess) return status;
   }
   if (!way.has_prefill) return cudaSuccess;
-  const bool is_large = has_largest_heads(params);
+  const bool is_large = has_mid_heads(params);
   if (has_wgmma()) {
-    return is_large ? launch_prefill_wgmma<kMaxHeadDim>(args, stream)
+    return is_large ? launch_prefill_wgmma<kMidHeadDim>(args, stream)
                     : launch_prefill_wgmma<kMinHeadDim>(args, stream);
   }
-  return is_large ? launch_prefill_mma<kMaxHeadDim>(args, stream)
+  return is_large ? launch_prefill_mma<kMidHeadDim>(args, stream)
                   : launch_prefill_mma<kMinHeadDim>(args, stream);
 }
 

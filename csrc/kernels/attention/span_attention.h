@@ -71,14 +71,17 @@ inline constexpr int short_kv_len(int num_rows, int num_spans) {
 inline constexpr int kMinRowsOfFewSpans = 5, kMaxRowsOfFewSpans = 32;
 inline constexpr int kMaxRowsOfOneSpan = 16;
 /// CUDA: from so many rows on long spans, as of prompts, have a kernel of their own on sm_90a. A
-/// step that expects none (RowBatch::expected_span_rows) does without its launch.
+/// step that expects none (RowBatch::max_span_rows) does without its launch.
 inline constexpr int kMinRowsOfLongSpans = 97;
 /// CUDA: rows of a span that is no chain, at most.
 inline constexpr int kMaxTreeRows = 256;
 
-/// bf16, head_dim 64 or 128, num_q_heads / num_kv_heads in [1, 8].
+/// bf16, head_dim 64, 128 or 256, num_q_heads / num_kv_heads in [1, 8]. Heads of 256: chains alone,
+/// on devices with 201 KiB of shared memory for a block of threads.
 size_t span_attention_workspace_bytes_cuda(int max_num_rows, int max_num_spans, int num_q_heads,
-                                           int max_tokens);
+                                           int head_dim, int max_tokens);
+/// Whether the current device has kernels for heads of a size.
+bool has_span_attention_cuda(int head_dim);
 /// Lists the step's work in the workspace, from the lengths on the device: once per step, before
 /// the first layer's span_attention_cuda. Only the geometry in `params` counts.
 int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream);

@@ -183,13 +183,14 @@ struct Sums {
   }
 };
 
-/// One warp merges a pair's partial results in order and writes its output.
+/// One warp merges columns of a pair's partial results in order and writes its output: those from
+/// `first_column` on, kMidHeadDim of them or all.
 template <int kHeadDim>
-__device__ __forceinline__ void merge_pair(const AttentionArgs& args, const WorkItem& item,
-                                           int kv_head, int pair) {
-  constexpr int kLoads = 4;             // in flight together
-  constexpr int kLanes = kHeadDim / 4;  // that have columns, four each
-  const int lane = opaque_thread() % kLanes;
+__device__ __forceinline__ void merge_columns(const AttentionArgs& args, const WorkItem& item,
+                                              int kv_head, int pair, int first_column) {
+  constexpr int kLoads = 4;  // in flight together
+  constexpr int kLanes = (kHeadDim < kMidHeadDim ? kHeadDim : kMidHeadDim) / 4;  // with columns
+  const int lane = opaque_thread() % kLanes + first_column / 4;
   const int row = item.tile_row + pair / args.group;
   int num_visible = min(item.first_visible + pair / args.group, item.end);
   if (item.is_tree) num_visible = num_seen_in_tree(args, item, row);
@@ -253,6 +254,14 @@ __device__ __forceinline__ void merge_pair(const AttentionArgs& args, const Work
   if (kLanes == 32 || threadIdx.x % 32 < kLanes) {
     reinterpret_cast<uint2*>(args.out +
                              pair_at<kHeadDim>(args, item.tile_row, kv_head, pair))[lane] = bits;
+  }
+}
+template <int kHeadDim>
+__device__ __forceinline__ void merge_pair(const AttentionArgs& args, const WorkItem& item,
+                                           int kv_head, int pair) {
+#pragma unroll 1
+  for (int column = 0; column < kHeadDim; column += kMidHeadDim) {
+    merge_columns<kHeadDim>(args, item, kv_head, pair, column);
   }
 }
 
@@ -349,9 +358,11 @@ __device__ inline PairRange arrive(const AttentionArgs& args, const WorkItem& it
   return {0, *shared == num_arrivals - 1 ? num_pairs : 0};
 }
 
+template <int kHeadDim>
 __device__ __forceinline__ float4* scratch_of(const AttentionArgs& args) {
+  constexpr int kPlaces = kHeadDim == kMaxHeadDim ? kDecodeCtasPerSm : 1;
   return args.workspace.scratch +
-         static_cast<int64_t>(blockIdx.x) * kDecodeScratch * kDecodeCtaThreads;
+         static_cast<int64_t>(blockIdx.x) * kPlaces * kDecodeScratch * kDecodeCtaThreads;
 }
 
 }  // namespace openspec::span_attention

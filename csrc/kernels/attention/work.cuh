@@ -21,7 +21,9 @@
 
 namespace openspec::span_attention {
 
-constexpr int kMaxHeadDim = 128, kMinHeadDim = 64;  // and none between
+constexpr int kMinHeadDim = 64, kMidHeadDim = 128, kMaxHeadDim = 256;  // and none between
+/// Whether trees of such heads can be attended to: what a tile's tail keeps has to fit an SM.
+__host__ __device__ constexpr bool takes_trees(int head_dim) { return head_dim < kMaxHeadDim; }
 constexpr int kBlockTokens = 64;
 constexpr int kSegmentBlocks = 8;
 constexpr int kMaxGroup = 8;  // q heads per KV head
@@ -62,7 +64,8 @@ constexpr int kPrefillTilePairs = 128;
 constexpr int kDecodeCtasPerSm = 2;
 constexpr int kPrefillCtasPerSm = 2;
 // float4 per thread that a CTA keeps of the segments so far: sums of at most 8 tiles of 16 x 8, or
-// 32 in prefill_mma_kernel, and maxima and normalisers.
+// 32 in prefill_mma_kernel, and maxima and normalisers. Of the largest heads a CTA that is alone on
+// its SM has the room of two.
 constexpr int kDecodeScratch = 8 + 1;
 constexpr int kPrefillScratch = 32 + 2;
 
@@ -187,7 +190,7 @@ struct Workspace {
 
 /// What the workspace is sized by; every size grows with every field.
 struct Geometry {
-  int num_rows, num_spans, num_q_heads, max_tokens, num_sms;
+  int num_rows, num_spans, num_q_heads, head_dim, max_tokens, num_sms;
 };
 
 /// Returns the bytes in use.
@@ -233,7 +236,8 @@ inline size_t lay_out(const Geometry& geometry, void* base, Workspace& workspace
   take(workspace.scratch,
        num_sms * (decode_scratch > prefill_scratch ? decode_scratch : prefill_scratch));
   take(workspace.partial_stats, workspace.num_pair_slots);
-  take(workspace.partial_sums, static_cast<size_t>(workspace.num_pair_slots) * kMaxHeadDim);
+  take(workspace.partial_sums,
+       static_cast<size_t>(workspace.num_pair_slots) * static_cast<size_t>(geometry.head_dim));
   return used;
 }
 

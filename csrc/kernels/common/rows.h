@@ -33,8 +33,8 @@ struct RowBatch {
   bool may_have_trees = true;
   // About the longest committed prefix; 0: unknown. It may choose a kernel, never a result.
   int expected_kv_len = 0;
-  // About the most rows of a span; 0: unknown. It may choose a kernel, never a result.
-  int expected_span_rows = 0;
+  // No span has more rows; 0: unknown. It may choose a kernel, never a result.
+  int max_span_rows = 0;
 };
 
 /// One layer's share of the page pool: layout [num_pages, 2 (K, V), num_kv_heads, page_size,

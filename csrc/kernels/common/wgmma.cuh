@@ -201,6 +201,9 @@ __device__ __forceinline__ constexpr uint64_t describe_form(uint32_t group_strid
 #define OPENSPEC_WGMMA_PLACES_64 \
   OPENSPEC_WGMMA_PLACES_48       \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define OPENSPEC_WGMMA_PLACES_80 \
+  OPENSPEC_WGMMA_PLACES_64       \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define OPENSPEC_WGMMA_SUMS_4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define OPENSPEC_WGMMA_SUMS_16(i)                                                       \
   OPENSPEC_WGMMA_SUMS_4(i), OPENSPEC_WGMMA_SUMS_4(i + 4), OPENSPEC_WGMMA_SUMS_4(i + 8), \
@@ -225,7 +228,8 @@ __device__ __forceinline__ constexpr uint64_t describe_form(uint32_t group_strid
 template <int kColumns>
 __device__ __forceinline__ void multiply(float (&d)[kColumns / 2], uint64_t a, uint64_t b,
                                          int keep) {
-  static_assert(kColumns == 32 || kColumns == 64 || kColumns == 96 || kColumns == 128);
+  static_assert(kColumns == 32 || kColumns == 64 || kColumns == 96 || kColumns == 128 ||
+                kColumns == 160);
   if constexpr (kColumns == 32) {
     OPENSPEC_WGMMA("32", OPENSPEC_WGMMA_PLACES_16, "%16", "%17", "%18", "0, 0", "l"(a),
                    OPENSPEC_WGMMA_SUMS_16(0));
@@ -236,10 +240,15 @@ __device__ __forceinline__ void multiply(float (&d)[kColumns / 2], uint64_t a, u
     OPENSPEC_WGMMA("96", OPENSPEC_WGMMA_PLACES_48, "%48", "%49", "%50", "0, 0", "l"(a),
                    OPENSPEC_WGMMA_SUMS_16(0), OPENSPEC_WGMMA_SUMS_16(16),
                    OPENSPEC_WGMMA_SUMS_16(32));
-  } else {
+  } else if constexpr (kColumns == 128) {
     OPENSPEC_WGMMA("128", OPENSPEC_WGMMA_PLACES_64, "%64", "%65", "%66", "0, 0", "l"(a),
                    OPENSPEC_WGMMA_SUMS_16(0), OPENSPEC_WGMMA_SUMS_16(16),
                    OPENSPEC_WGMMA_SUMS_16(32), OPENSPEC_WGMMA_SUMS_16(48));
+  } else {
+    OPENSPEC_WGMMA("160", OPENSPEC_WGMMA_PLACES_80, "%80", "%81", "%82", "0, 0", "l"(a),
+                   OPENSPEC_WGMMA_SUMS_16(0), OPENSPEC_WGMMA_SUMS_16(16),
+                   OPENSPEC_WGMMA_SUMS_16(32), OPENSPEC_WGMMA_SUMS_16(48),
+                   OPENSPEC_WGMMA_SUMS_16(64));
   }
 }
 
@@ -340,6 +349,7 @@ __device__ __forceinline__ void multiply_along_rows(float (&d)[68], const uint32
 #undef OPENSPEC_WGMMA_PLACES_32
 #undef OPENSPEC_WGMMA_PLACES_48
 #undef OPENSPEC_WGMMA_PLACES_64
+#undef OPENSPEC_WGMMA_PLACES_80
 #undef OPENSPEC_WGMMA_SUMS_4
 #undef OPENSPEC_WGMMA_SUMS_16
 #undef OPENSPEC_WGMMA

@@ -19,6 +19,14 @@ OPENSPEC_HD int folded_blocks(int position) {
   return block > 0 ? block - 1 : 0;
 }
 
+/// Blocks that a state may hold after a span of `num_rows` rows from `position` on, of which all
+/// but the first and its last kMaxDeltaStepRows - 1 are known tokens: wherever the next span
+/// begins, its rows read that state, or that and one block more.
+OPENSPEC_HD int folded_after(int position, int num_rows) {
+  const int num_settled = num_rows - kMaxDeltaStepRows;
+  return folded_blocks(position + (num_settled > 0 ? num_settled : 0));
+}
+
 /// The states of sequences, fp32, in tiles of 8 KB in pages. A page has `num_slices` parts, as a
 /// page of the KV pool has one in each layer, and each part `tiles_per_slice` tiles. How numbers
 /// lie in a tile is the device's own matter.

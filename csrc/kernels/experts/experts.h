@@ -20,17 +20,26 @@ inline constexpr int kMaxTopExperts = 16;  // of a row
 ///
 /// Source: `Qwen3MoeTopKRouter` of transformers 5.23, which rounds weights to the activations' type
 /// and leaves the order of equal logits open.
+///
+/// On CUDA: bf16, kTiles weights. Rows that are padding go to no expert there.
 struct RouteParams {
-  PackedLinear router;        // [num_experts, hidden_size], one split, no epilogue
-  const void* x = nullptr;    // [num_rows, hidden_size] dtype
-  int32_t* expert = nullptr;  // [num_rows, top_k] rising along a row
+  PackedLinear router;      // [num_experts, hidden_size], one split, no epilogue
+  int num_experts = 0;      // 0: the router's outputs. On CUDA these may be more, to a whole unit.
+  const void* x = nullptr;  // [num_rows, hidden_size] dtype
+  // [num_rows] as in RowBatch, -1: padding; CUDA, null: there is none.
+  const int32_t* row_span = nullptr;
+  int32_t* expert = nullptr;  // [num_rows, top_k] rising along a row; -1: none
   float* weight = nullptr;    // [num_rows, top_k]
   int num_rows = 0;
   int top_k = 0;
   bool norm_top_k = false;
   DType dtype = DType::kF32;
-  void* workspace = nullptr;  // route_experts_workspace_bytes_cpu
+  void* workspace = nullptr;  // route_experts_workspace_bytes_(cpu|cuda)
 };
+
+size_t route_experts_workspace_bytes_cuda(int max_num_rows, int num_experts);
+/// Returns a cudaError_t.
+int route_experts_cuda(const RouteParams& params, void* stream);
 
 size_t route_experts_workspace_bytes_cpu(int max_num_rows, int hidden_size, int num_experts);
 void route_experts_cpu(const ExecContext& exec, const RouteParams& params);
@@ -44,18 +53,26 @@ void route_experts_cpu(const ExecContext& exec, const RouteParams& params);
 ///
 /// The weights of an expert are read once for all its rows, those of an expert without rows are
 /// not.
+///
+/// On CUDA: bf16, kTiles weights. Which experts have rows is found out on the device: launches
+/// depend on the number of rows alone.
 struct ExpertsParams {
   LinearStack gate_up;              // [2 * intermediate_size, hidden_size] each, SwiGLU, one split
   LinearStack down;                 // [hidden_size, intermediate_size] each, one split
   const void* x = nullptr;          // [num_rows, hidden_size] dtype
-  const int32_t* expert = nullptr;  // [num_rows, top_k] rising along a row
+  const int32_t* expert = nullptr;  // [num_rows, top_k] rising along a row; CUDA, -1: none
   const float* weight = nullptr;    // [num_rows, top_k]
   void* out = nullptr;              // [num_rows, hidden_size] dtype; aliases nothing
   int num_rows = 0;
   int top_k = 0;
   DType dtype = DType::kF32;
-  void* workspace = nullptr;  // experts_workspace_bytes_cpu
+  void* workspace = nullptr;  // experts_workspace_bytes_(cpu|cuda)
 };
+
+size_t experts_workspace_bytes_cuda(int max_num_rows, int hidden_size, int intermediate_size,
+                                    int num_experts, int top_k);
+/// Returns a cudaError_t.
+int experts_cuda(const ExpertsParams& params, void* stream);
 
 size_t experts_workspace_bytes_cpu(int max_num_rows, int hidden_size, int intermediate_size,
                                    int num_experts, int top_k, DType dtype);

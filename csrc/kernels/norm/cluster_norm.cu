@@ -287,7 +287,7 @@ __global__ void __maxnreg__(max_registers(kMost, kFrom))
     if (!is_inside(p)) continue;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) x[p].x[c] *= scale;
-    x[p] = cuda::round_to_bf16(x[p]);
+    if (!params.rounds_once) x[p] = cuda::round_to_bf16(x[p]);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) x[p].x[c] *= weight[p].x[c];
     const int64_t out_at = row * params.out_stride + column(p);

@@ -121,7 +121,7 @@ __global__ void __maxnreg__(max_registers(kColumns))
 
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) x.x[c] *= scale;
-  x = cuda::round_to_bf16(x);
+  if (!params.rounds_once) x = cuda::round_to_bf16(x);
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) x.x[c] *= weight.x[c];
   const int64_t out_at = row * params.out_stride + column;
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kMostWideThreads)
     const auto weight = cuda::load_pack<FloatPack<kWideColumns>>(params.weight + column);
 #pragma unroll
     for (int c = 0; c < kWideColumns; ++c) x.x[c] *= scale;
-    x = cuda::round_to_bf16(x);
+    if (!params.rounds_once) x = cuda::round_to_bf16(x);
 #pragma unroll
     for (int c = 0; c < kWideColumns; ++c) x.x[c] *= weight.x[c];
     cuda::store_pack(out + column, cuda::to_bf16(x));
@@ -229,11 +229,10 @@ int rms_norm_cuda(const RmsNormParams& given, void* stream) {
       (params.delta != nullptr) + (params.delta_partials != nullptr) + (params.exchange != nullptr);
   const bool has_delta = num_deltas > 0;
   const bool is_wide = params.width > kMaxWidth || params.residual_stride != params.width;
-  if (params.dtype != DType::kBF16 || params.rounds_once || params.width <= 0 ||
-      params.width % 16 != 0 || (is_wide && has_delta) || num_deltas > 1 ||
-      params.out_stride < params.width || params.out_stride % 8 != 0 ||
-      params.residual_stride < params.width || params.residual_stride % 8 != 0 ||
-      (params.starts_residual && !has_delta) ||
+  if (params.dtype != DType::kBF16 || params.width <= 0 || params.width % 16 != 0 ||
+      (is_wide && has_delta) || num_deltas > 1 || params.out_stride < params.width ||
+      params.out_stride % 8 != 0 || params.residual_stride < params.width ||
+      params.residual_stride % 8 != 0 || (params.starts_residual && !has_delta) ||
       (params.delta_partials != nullptr && params.num_partials < 1) ||
       !has_legal_exchange(params) ||
       !cuda::are_aligned(params.residual, params.delta, params.delta_partials, params.weight,

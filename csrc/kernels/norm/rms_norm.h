@@ -45,8 +45,7 @@ struct RmsNormParams {
   int num_rows = 0;
   int width = 0;
   float eps = 1e-6f;
-  // Only the product with the weight is rounded, as the reference of Gemma and Qwen3.5 has it. CPU
-  // only.
+  // Only the product with the weight is rounded, as the reference of Gemma and Qwen3.5 has it.
   bool rounds_once = false;
   DType dtype = DType::kF32;
 };

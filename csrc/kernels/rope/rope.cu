@@ -67,9 +67,26 @@ constexpr int kAppendThreads = 128;
 constexpr int kAppendBlocks = 12;  // per SM: 40 registers, to fit beside linears as rms_norm does
 constexpr int kPairsPerLane = 4;   // a lane holds columns j .. j + 3 and half + j .. half + j + 3
 
+/// Columns that turn with those of another lane, `apart` from it: the second of two `is_partner`.
+/// All lanes of a warp take part.
+template <int kLanes, typename Floats>
+__device__ __forceinline__ void turn_among_lanes(Floats& x, const Floats& cosine,
+                                                 const Floats& sine, int apart, bool turns,
+                                                 bool is_partner) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int other = is_partner ? lane - apart : lane + apart;
+#pragma unroll
+  for (int i = 0; i < kPairsPerLane; ++i) {
+    const float crossed = __fmul_rn(__shfl_sync(kAllLanes, x.x[i], other, kLanes), sine.x[i]);
+    const float turned = __fadd_rn(__fmul_rn(x.x[i], cosine.x[i]), is_partner ? crossed : -crossed);
+    if (turns) x.x[i] = turned;
+  }
+}
+
 /// One row per blockIdx.x, as many heads per block as fit; a head never leaves its warp, and its
-/// sum is taken in an order that depends on head_dim alone.
-template <int kHeadDim>
+/// sum is taken in an order that depends on head_dim alone. `kTurnsPartly`: the first
+/// `params.rotary_dim` columns turn, whose partners are other lanes'.
+template <int kHeadDim, bool kTurnsPartly = false>
 __device__ __forceinline__ void append_row(const RopeAppendParams& params) {
   constexpr int kHalf = kHeadDim / 2;
   constexpr int kLanes = kHalf / kPairsPerLane;
@@ -95,14 +112,22 @@ __device__ __forceinline__ void append_row(const RopeAppendParams& params) {
   cuda::wait_for_previous_kernel();
 
   const int64_t row = blockIdx.x;
-  const int row_heads = params.row_heads > 0 ? params.row_heads : num_heads;
+  const int num_gates = params.has_gates ? num_q_heads : 0;
+  const int row_heads = params.row_heads > 0 ? params.row_heads : num_heads + num_gates;
+  const int head_in = head + min(head, num_gates);  // q is followed by its gate, k by k
   const uint16_t* in =
-      static_cast<const uint16_t*>(params.qkv) + (row * row_heads + head) * kHeadDim + column;
+      static_cast<const uint16_t*>(params.qkv) + (row * row_heads + head_in) * kHeadDim + column;
   Bits low_bits = cuda::load_pack<Bits>(in);
   Bits high_bits = cuda::load_pack<Bits>(in + kHalf);
-  const float* cos_sin = params.cos_sin + row * kHeadDim + column;
+  const int turning_half = kTurnsPartly ? params.rotary_dim / 2 : kHalf;
+  const bool turns = !kTurnsPartly || column < 2 * turning_half;
+  const bool is_partner = kTurnsPartly && turns && column >= turning_half;
+  const float* cos_sin = params.cos_sin + row * 2 * turning_half +
+                         (!turns       ? 0
+                          : is_partner ? column - turning_half
+                                       : column);
   const Floats cosine = cuda::load_pack<Floats>(cos_sin);
-  const Floats sine = cuda::load_pack<Floats>(cos_sin + kHalf);
+  const Floats sine = cuda::load_pack<Floats>(cos_sin + turning_half);
   const int64_t slot = params.rows.row_kv_slot[row];
 
   // A page is [K heads, V heads][page_size] lines. No pool holds 2^32 tokens.
@@ -131,8 +156,10 @@ __device__ __forceinline__ void append_row(const RopeAppendParams& params) {
       low.x[i] *= scale;
       high.x[i] *= scale;
     }
-    low = cuda::round_to_bf16(low);
-    high = cuda::round_to_bf16(high);
+    if (!params.rounds_once) {
+      low = cuda::round_to_bf16(low);
+      high = cuda::round_to_bf16(high);
+    }
 #pragma unroll
     for (int i = 0; i < kPairsPerLane; ++i) {
       low.x[i] *= low_weight.x[i];
@@ -141,17 +168,19 @@ __device__ __forceinline__ void append_row(const RopeAppendParams& params) {
     low = cuda::round_to_bf16(low);
     high = cuda::round_to_bf16(high);
   }
-  if (!is_v) {
-    Floats rotated_low, rotated_high;
+  if constexpr (kTurnsPartly) {
+    turn_among_lanes<kLanes>(low, cosine, sine, turning_half / kPairsPerLane, turns, is_partner);
+  } else {
 #pragma unroll
     for (int i = 0; i < kPairsPerLane; ++i) {
-      rotated_low.x[i] =
-          __fsub_rn(__fmul_rn(low.x[i], cosine.x[i]), __fmul_rn(high.x[i], sine.x[i]));
-      rotated_high.x[i] =
-          __fadd_rn(__fmul_rn(high.x[i], cosine.x[i]), __fmul_rn(low.x[i], sine.x[i]));
+      const float x = low.x[i], y = high.x[i];
+      low.x[i] = __fsub_rn(__fmul_rn(x, cosine.x[i]), __fmul_rn(y, sine.x[i]));
+      high.x[i] = __fadd_rn(__fmul_rn(y, cosine.x[i]), __fmul_rn(x, sine.x[i]));
     }
-    low_bits = cuda::to_bf16(rotated_low);
-    high_bits = cuda::to_bf16(rotated_high);
+  }
+  if (!is_v) {
+    low_bits = cuda::to_bf16(low);
+    high_bits = cuda::to_bf16(high);
   }
 
   if (wanted >= num_heads || (!is_q && slot < 0)) return;
@@ -159,11 +188,11 @@ __device__ __forceinline__ void append_row(const RopeAppendParams& params) {
   cuda::store_pack(out + kHalf + column, high_bits);
 }
 
-template <int kHeadDim>
+template <int kHeadDim, bool kTurnsPartly>
 __global__ void __launch_bounds__(kAppendThreads, kAppendBlocks)
     rope_append_kernel(const __grid_constant__ RopeAppendParams params) {
   cuda::allow_next_kernel();
-  append_row<kHeadDim>(params);
+  append_row<kHeadDim, kTurnsPartly>(params);
 }
 
 /// A layer per blockIdx.z.
@@ -195,7 +224,9 @@ template <int kHeadDim>
 int launch_append(const RopeAppendParams& params, void* stream) {
   const dim3 grid =
       append_grid(params.rows.num_rows, params.num_q_heads + 2 * params.kv.num_kv_heads, kHeadDim);
-  return cuda::launch(rope_append_kernel<kHeadDim>, grid, kAppendThreads, 0, stream, params);
+  auto* kernel = params.rotary_dim > 0 ? rope_append_kernel<kHeadDim, true>
+                                       : rope_append_kernel<kHeadDim, false>;
+  return cuda::launch(kernel, grid, kAppendThreads, 0, stream, params);
 }
 
 template <int kHeadDim>
@@ -232,7 +263,8 @@ int rope_angles_cuda(const RopeAnglesParams& params, void* stream) {
 
 int rope_append_cuda(const RopeAppendParams& params, void* stream) {
   if (params.dtype != DType::kBF16 || params.num_q_heads < 0 || params.kv.num_kv_heads < 1 ||
-      params.kv.page_size < 1 || params.has_gates || params.rotary_dim != 0 || params.rounds_once ||
+      params.kv.page_size < 1 || params.rotary_dim < 0 || params.rotary_dim % 8 != 0 ||
+      params.rotary_dim > params.kv.head_dim / 2 ||
       !cuda::are_aligned(params.qkv, params.cos_sin, params.q_norm, params.k_norm, params.q,
                          params.kv.data)) {
     return cudaErrorInvalidValue;

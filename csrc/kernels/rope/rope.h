@@ -30,12 +30,12 @@ struct RopeAppendParams {
   RowBatch rows;
   const void* qkv = nullptr;  // [num_rows, (num_q_heads + 2 * num_kv_heads) * head_dim] dtype
   int row_heads = 0;          // from a row of qkv to the next; 0: just those
-  // Each head of q is followed by its gate (head_gate.h), which is left where it is. CPU only.
+  // Each head of q is followed by its gate (head_gate.h), which is left where it is.
   bool has_gates = false;
-  // Of a head the first so many turn; 0: all of it. CPU only.
+  // Of a head the first so many turn; 0: all of it. CUDA: a multiple of 8, half the head at most.
   int rotary_dim = 0;
   const float* cos_sin = nullptr;  // [num_rows, rotary_dim or head_dim]
-  bool rounds_once = false;        // the norms, see RmsNormParams; CPU only
+  bool rounds_once = false;        // the norms, see RmsNormParams
   const float* q_norm = nullptr;   // [head_dim] or null
   const float* k_norm = nullptr;   // [head_dim] or null
   void* q = nullptr;               // out [num_rows, num_q_heads * head_dim] dtype

@@ -97,6 +97,20 @@ __device__ __forceinline__ void copy_logprobs(const CommitRowsParams& params, in
   }
 }
 
+/// What the step folded becomes the slot's base. Returns the blocks in it.
+__device__ __forceinline__ int take_folded(const CommitRowsParams& params, int span, int slot) {
+  if (params.folded_write == nullptr) return 0;
+  const DeviceTable& table = params.table;
+  const int num_folded = params.folded_write[span];
+  if (num_folded == params.folded_read[span]) return num_folded;
+  const int first = slot * table.pages_per_base;
+  for (int i = threadIdx.x % 32; i < table.pages_per_base; i += 32) {
+    table.base_pages[first + i] = table.base_targets[first + i];
+  }
+  if (threadIdx.x % 32 == 0) table.num_folded[slot] = num_folded;
+  return num_folded;
+}
+
 /// A warp for each span; 32 tokens of its run at a time.
 __global__ void __launch_bounds__(kThreads) commit_rows_kernel(CommitRowsParams params) {
   cuda::allow_next_kernel();
@@ -122,6 +136,7 @@ __global__ void __launch_bounds__(kThreads) commit_rows_kernel(CommitRowsParams 
   outcome.sample_begin = params.sample_begin[s];
   outcome.sample_end = params.sample_begin[s + 1];
   outcome.first_choice = params.first_choice[s];
+  outcome.num_folded = take_folded(params, s, slot);
   const bool has_rows = table.is_active[slot] != 0 && kv_len + span.num_new_tokens <= num_tokens;
   if (has_rows) outcome.num_computed = span.num_new_tokens;
   if (has_rows && params.parents != nullptr) {

@@ -3,6 +3,7 @@
 #include "core/put_first.h"
 #include "kernels/common/block_sum.cuh"
 #include "kernels/common/launch.cuh"
+#include "kernels/delta_net/delta_states.h"
 #include "kernels/steps/step_rows.h"
 
 namespace openspec {
@@ -48,6 +49,7 @@ __global__ void __launch_bounds__(kThreads) begin_step_kernel(BeginStepParams pa
     table.prompt_len[update.slot] = update.prompt_len;
     table.max_num_tokens[update.slot] = update.max_num_tokens;
     table.is_active[update.slot] = update.is_active;
+    if (table.pages_per_base > 0) table.num_folded[update.slot] = update.num_folded;
     if (table.kept_begin != nullptr) table.kept_begin[update.slot] = update.kv_len;
   }
   for (int i = threadIdx.x; i < header.num_page_updates; i += kThreads) {
@@ -58,6 +60,12 @@ __global__ void __launch_bounds__(kThreads) begin_step_kernel(BeginStepParams pa
   if (s == 0) *params.out_header = header;
   if (s < header.num_spans) params.spans[s] = span;
   __syncthreads();
+  for (int i = threadIdx.x; i < header.num_spans * table.pages_per_base; i += kThreads) {
+    const StepSpan of = params.spans[i / table.pages_per_base];
+    const int page = i % table.pages_per_base;
+    if (of.folds == 0) continue;
+    table.base_targets[of.slot * table.pages_per_base + page] = params.base_targets[i];
+  }
   if (s >= params.max_spans) return;
   int num_wanted = 0;
   if (s < header.num_spans) {
@@ -278,11 +286,12 @@ __global__ void __launch_bounds__(kThreads) layout_rows_kernel(LayoutRowsParams 
   count_drafts(params, offers.count);
 
   SpanRows span = {0, 0, 0, 0, 0, -1};
-  bool is_sampled = false;
+  bool is_sampled = false, folds = false;
   offers.acceptance[s] = 0.0f;
   if (s < header.num_spans) {
     const StepSpan wanted = params.input.spans[s];
     span.slot = wanted.slot;
+    folds = wanted.folds != 0;
     offers.acceptance[s] = fminf(fmaxf(wanted.acceptance, 0.0f), 1.0f);
     const int num_tokens = table.num_tokens[span.slot];
     span.kv_len = table.kv_len[span.slot];
@@ -318,6 +327,12 @@ __global__ void __launch_bounds__(kThreads) layout_rows_kernel(LayoutRowsParams 
     params.num_granted[s] = granted;
     params.first_choice[s] = span.first_choice;
     params.sample_begin[s] = span.sample_begin;
+    if (params.folded_read != nullptr) {
+      const int num_folded = s < header.num_spans ? table.num_folded[span.slot] : 0;
+      const int after = folds ? folded_after(span.kv_len, span.num_new + granted) : 0;
+      params.folded_read[s] = num_folded;
+      params.folded_write[s] = span.num_new > 0 ? max(num_folded, after) : num_folded;
+    }
   }
   if (s == 0) {
     params.span_begin[params.max_spans] = num_rows;

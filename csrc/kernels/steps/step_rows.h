@@ -28,6 +28,11 @@ struct DeviceTable {
   int max_pages_per_seq = 0;
   SamplingParams* sampling = nullptr;  // [max_num_seqs]
   int32_t* kept_begin = nullptr;       // [max_num_seqs] see KeptRows; null: nothing is kept
+  // Bases of running states (runtime/state/slot_bases.h): the pages that each lies in, those that a
+  // step folds it into, and the blocks that it holds.
+  int32_t *base_pages = nullptr, *base_targets = nullptr;  // [max_num_seqs, pages_per_base]
+  int32_t* num_folded = nullptr;                           // [max_num_seqs]
+  int pages_per_base = 0;                                  // 0: there are no bases
 };
 
 /// What the host says of one sequence's share of a step.
@@ -36,11 +41,13 @@ struct StepSpan {
   int32_t num_new_tokens = 0;  // known tokens to compute: 1 in decode
   int32_t max_drafts = 0;      // that pages are reserved for
   float acceptance =
-      0.0f;  // conditional, of each draft: which drafts go first where rows are short
+      0.0f;           // conditional, of each draft: which drafts go first where rows are short
+  int32_t folds = 0;  // boolean: there are pages to fold the base into
 };
 /// A slot that the host (re)wrote.
 struct SlotUpdate {
   int32_t slot = 0, num_tokens = 0, kv_len = 0, prompt_len = 0, max_num_tokens = 0, is_active = 0;
+  int32_t num_folded = 0;
 };
 struct PageUpdate {
   int32_t slot = 0, index = 0, page = 0;
@@ -68,6 +75,7 @@ struct BeginStepParams {
   const StepSpan* host_spans = nullptr;      // [header.num_spans]
   const SlotUpdate* slot_updates = nullptr;  // [header.num_slot_updates]
   const PageUpdate* page_updates = nullptr;  // [header.num_page_updates]
+  const int32_t* base_targets = nullptr;  // [header.num_spans, pages_per_base] of those that fold
   DeviceTable table;
   int max_spans = 0;
   StepHeader* out_header = nullptr;  // for the step's StepInput
@@ -128,6 +136,8 @@ struct LayoutRowsParams {
   int32_t* sample_begin = nullptr;  // [max_spans + 1]
   int32_t* sample_row = nullptr;    // [num_samples]
   int32_t* score_token = nullptr;   // [num_samples]
+  // [max_spans] Blocks in the span's base before and after the step; null: there are no bases.
+  int32_t *folded_read = nullptr, *folded_write = nullptr;
 };
 int layout_rows_cuda(const LayoutRowsParams& params, void* stream);
 
@@ -143,6 +153,7 @@ struct StepOutcome {
   int32_t num_right = 0;
   int32_t first_choice = -1, sample_begin = 0, sample_end = 0;
   int32_t has_scores = 0;  // whether the drafts in the ring have scores
+  int32_t num_folded = 0;  // blocks in the base after the step
 };
 
 /// Accepts the longest run of drafts that equal the choices (accept_drafts), stops at stop ids and
@@ -161,6 +172,8 @@ struct CommitRowsParams {
   const int32_t* first_choice = nullptr;
   const int32_t* sample_begin = nullptr;  // [max_spans + 1]
   const int32_t* chosen = nullptr;        // [num_samples]
+  // [num_spans] as of layout_rows; what was folded becomes the base. Null: there are none.
+  const int32_t *folded_read = nullptr, *folded_write = nullptr;
   // Log-probabilities of the samples, or null; see ChooseParams.
   const int32_t* logprob_ids = nullptr;
   const float* logprobs = nullptr;

@@ -125,8 +125,13 @@ void add_mlp(Weights& weights, const LayerGeometry& g, const std::string& prefix
 void check_geometry(const LayerGeometry& g, DType dtype, Device device) {
   if (device != Device::kCuda) return;
   OPENSPEC_CHECK_ARG(dtype == DType::kBF16, "on CUDA the dtype must be bfloat16");
-  OPENSPEC_CHECK_ARG(g.head_dim == 64 || g.head_dim == 128,
-                     "on CUDA head_dim must be 64 or 128, got ", g.head_dim, "; use --device cpu");
+  OPENSPEC_CHECK_ARG(g.head_dim == 64 || g.head_dim == 128 || g.head_dim == 256,
+                     "on CUDA head_dim must be 64, 128 or 256, got ", g.head_dim,
+                     "; use --device cpu");
+#ifdef OPENSPEC_CUDA
+  OPENSPEC_CHECK_ARG(has_span_attention_cuda(g.head_dim), "this device has too little shared ",
+                     "memory for attention with heads of ", g.head_dim, "; use --device cpu");
+#endif
   const int group = g.num_q_heads / g.num_kv_heads;
   OPENSPEC_CHECK_ARG(group <= 8, "on CUDA at most 8 query heads share a KV head, got ", group,
                      "; use --device cpu");
@@ -190,9 +195,9 @@ DecoderScratch::Places DecoderScratch::plan(const LayerGeometry& g, DType dtype,
     at.linear = areas.take(1, kLinearWorkspaceBytesCuda);
     at.partials = areas.take(num_splits * std::min(limits.max_rows, kMaxPartialRows),
                              static_cast<size_t>(g.hidden_size) * sizeof(float));
-    at.attention =
-        areas.take(1, span_attention_workspace_bytes_cuda(limits.max_rows, limits.max_spans,
-                                                          part.q_heads.count, limits.max_tokens));
+    at.attention = areas.take(
+        1, span_attention_workspace_bytes_cuda(limits.max_rows, limits.max_spans,
+                                               part.q_heads.count, g.head_dim, limits.max_tokens));
     at.total = areas.bytes;
     return at;
   }

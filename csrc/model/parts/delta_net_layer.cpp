@@ -1,11 +1,21 @@
 #include "model/parts/delta_net_layer.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "core/check.h"
 #include "kernels/ops.h"
 #include "model/parts/decoder_layer.h"
 #include "model/parts/decoder_pass.h"
 
 namespace openspec {
+
+namespace {
+
+/// Outputs of b and a, and of nothing up to a multiple of 16, as CUDA's linears have them.
+int gate_columns(const DeltaShape& shape) { return (2 * shape.num_v_heads + 15) / 16 * 16; }
+
+}  // namespace
 
 DeltaShape delta_shape(const DeltaNetSpec& spec) {
   check_size("num_key_heads", spec.num_key_heads);
@@ -23,8 +33,10 @@ DeltaNetLayer add_delta_net(Weights& weights, const DeltaShape& shape, int hidde
   layer.qkvz =
       weights.add_linear(mixer, {"in_proj_qkv.weight", "in_proj_z.weight"},
                          {shape.conv_width(), shape.v_width()}, hidden_size, LinearEpilogue::kNone);
-  layer.ba = weights.add_linear(mixer, {"in_proj_b.weight", "in_proj_a.weight"},
-                                {shape.num_v_heads, shape.num_v_heads}, hidden_size,
+  std::vector<Part> gates = {shape.num_v_heads, shape.num_v_heads};
+  const int num_others = gate_columns(shape) - 2 * shape.num_v_heads;
+  if (num_others > 0) gates.emplace_back(num_others);
+  layer.ba = weights.add_linear(mixer, {"in_proj_b.weight", "in_proj_a.weight"}, gates, hidden_size,
                                 LinearEpilogue::kNone);
   layer.taps = weights.add_taps(mixer + "conv1d.weight", shape.conv_width(), kDeltaTaps);
   layer.a_log = weights.add_values(mixer + "A_log", {shape.num_v_heads});
@@ -36,31 +48,42 @@ DeltaNetLayer add_delta_net(Weights& weights, const DeltaShape& shape, int hidde
 }
 
 DeltaNetPart::Places DeltaNetPart::plan(const DeltaShape& shape, DType dtype,
-                                        const ForwardLimits& limits, int num_threads) {
+                                        [[maybe_unused]] Device device, const ForwardLimits& limits,
+                                        int num_threads) {
   Places at{};
   AreaPlan areas;
   const auto take_rows = [&](int width) {
     return areas.take(limits.max_rows, static_cast<size_t>(width) * dtype_bytes(dtype));
   };
   at.qkvz = take_rows(shape.conv_width() + shape.v_width());
-  at.ba = take_rows(2 * shape.num_v_heads);
+  at.ba = take_rows(gate_columns(shape));
   at.out = take_rows(shape.v_width());
-  at.workspace = areas.take(1, delta_net_workspace_bytes_cpu(shape, limits.max_rows, num_threads));
+  size_t workspace_bytes = 0;
+#ifdef OPENSPEC_CUDA
+  if (device == Device::kCuda) {
+    workspace_bytes = delta_net_workspace_bytes_cuda(shape, limits.max_rows);
+  }
+#endif
+  if (workspace_bytes == 0) {
+    workspace_bytes = delta_net_workspace_bytes_cpu(shape, limits.max_rows, num_threads);
+  }
+  at.workspace = areas.take(1, workspace_bytes);
   at.total = areas.bytes;
   return at;
 }
 
-DeltaNetPart::DeltaNetPart(const DeltaShape& shape, float eps, DType dtype,
+DeltaNetPart::DeltaNetPart(const DeltaShape& shape, float eps, DType dtype, Device device,
                            const ForwardLimits& limits, int num_threads)
     : shape_(shape),
       eps_(eps),
       dtype_(dtype),
-      at_(plan(shape, dtype, limits, num_threads)),
-      buffer_(at_.total) {}
+      max_step_rows_(std::min(limits.max_step_rows, kMaxDeltaStepRows)),
+      at_(plan(shape, dtype, device, limits, num_threads)),
+      buffer_(at_.total, memory_of(device)) {}
 
-size_t DeltaNetPart::bytes(const DeltaShape& shape, DType dtype, const ForwardLimits& limits,
-                           int num_threads) {
-  return plan(shape, dtype, limits, num_threads).total;
+size_t DeltaNetPart::bytes(const DeltaShape& shape, DType dtype, Device device,
+                           const ForwardLimits& limits, int num_threads) {
+  return plan(shape, dtype, device, limits, num_threads).total;
 }
 
 void DeltaNetPart::run(const ExecContext& exec, DecoderPass& pass, DecoderScratch& scratch,
@@ -72,6 +95,7 @@ void DeltaNetPart::run(const ExecContext& exec, DecoderPass& pass, DecoderScratc
   const auto columns = [&](int count) { return static_cast<size_t>(count) * dtype_bytes(dtype_); };
   const auto place = static_cast<size_t>(index);
   const int qkvz_width = shape_.conv_width() + shape_.v_width();
+  const bool is_step = rows.max_span_rows > 0 && rows.max_span_rows <= max_step_rows_;
   ops::delta_net(exec, {.shape = shape_,
                         .layer = index,
                         .rows = rows,
@@ -81,8 +105,8 @@ void DeltaNetPart::run(const ExecContext& exec, DecoderPass& pass, DecoderScratc
                         .a = ba + columns(shape_.num_v_heads),
                         .qkv_stride = qkvz_width,
                         .z_stride = qkvz_width,
-                        .b_stride = 2 * shape_.num_v_heads,
-                        .a_stride = 2 * shape_.num_v_heads,
+                        .b_stride = gate_columns(shape_),
+                        .a_stride = gate_columns(shape_),
                         .out = out,
                         .conv_weight = layer.taps,
                         .a_log = layer.a_log,
@@ -96,6 +120,8 @@ void DeltaNetPart::run(const ExecContext& exec, DecoderPass& pass, DecoderScratc
                         .states = states.bases,
                         .folded_read = states.folded_read,
                         .folded_write = states.folded_write,
+                        .max_step_rows = max_step_rows_,
+                        .may_have_prompts = !is_step,
                         .workspace = buffer_.at(at_.workspace),
                         .dtype = dtype_});
   pass.add_product(layer.out, out);

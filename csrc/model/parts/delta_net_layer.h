@@ -33,10 +33,10 @@ DeltaNetLayer add_delta_net(Weights& weights, const DeltaShape& shape, int hidde
 /// Memory of passes through such layers, and the passes.
 class DeltaNetPart {
  public:
-  DeltaNetPart(const DeltaShape& shape, float eps, DType dtype, const ForwardLimits& limits,
-               int num_threads);
-  static size_t bytes(const DeltaShape& shape, DType dtype, const ForwardLimits& limits,
-                      int num_threads);
+  DeltaNetPart(const DeltaShape& shape, float eps, DType dtype, Device device,
+               const ForwardLimits& limits, int num_threads);
+  static size_t bytes(const DeltaShape& shape, DType dtype, Device device,
+                      const ForwardLimits& limits, int num_threads);
 
   /// x [num_rows, hidden_size] through layer `index` of those with a state; what comes out is due
   /// in `pass`.
@@ -48,12 +48,13 @@ class DeltaNetPart {
   struct Places {
     size_t qkvz, ba, out, workspace, total;
   };
-  static Places plan(const DeltaShape& shape, DType dtype, const ForwardLimits& limits,
-                     int num_threads);
+  static Places plan(const DeltaShape& shape, DType dtype, Device device,
+                     const ForwardLimits& limits, int num_threads);
 
   DeltaShape shape_;
   float eps_;
   DType dtype_;
+  int max_step_rows_;
   Places at_;
   Buffer buffer_;
 };

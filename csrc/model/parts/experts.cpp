@@ -14,8 +14,7 @@ ExpertsLayer add_experts(Weights& weights, const ExpertsSpec& spec, int hidden_s
   const std::string mlp = prefix + "mlp.", experts = mlp + "experts.*.";
   const int inner = spec.intermediate_size;
   ExpertsLayer layer;
-  layer.router = weights.add_linear(mlp, {"gate.weight"}, {spec.num_experts}, hidden_size,
-                                    LinearEpilogue::kNone);
+  layer.router = weights.add_router(mlp + "gate.weight", spec.num_experts, hidden_size);
   layer.gate_up =
       weights.add_stack(experts, {"gate_proj.weight", "up_proj.weight"}, spec.num_experts,
                         {inner, inner}, hidden_size, LinearEpilogue::kSwiGlu);
@@ -24,8 +23,27 @@ ExpertsLayer add_experts(Weights& weights, const ExpertsSpec& spec, int hidden_s
   return layer;
 }
 
+namespace {
+
+size_t workspace_bytes(const ExpertsSpec& spec, int hidden_size, DType dtype, Device device,
+                       int max_rows) {
+#ifdef OPENSPEC_CUDA
+  if (device == Device::kCuda) {
+    return std::max(route_experts_workspace_bytes_cuda(max_rows, spec.num_experts),
+                    experts_workspace_bytes_cuda(max_rows, hidden_size, spec.intermediate_size,
+                                                 spec.num_experts, spec.top_k));
+  }
+#endif
+  OPENSPEC_CHECK(device == Device::kCpu, "experts on a device that this build does not have");
+  return std::max(route_experts_workspace_bytes_cpu(max_rows, hidden_size, spec.num_experts),
+                  experts_workspace_bytes_cpu(max_rows, hidden_size, spec.intermediate_size,
+                                              spec.num_experts, spec.top_k, dtype));
+}
+
+}  // namespace
+
 ExpertsPart::Places ExpertsPart::plan(const ExpertsSpec& spec, int hidden_size, DType dtype,
-                                      const ForwardLimits& limits) {
+                                      Device device, const ForwardLimits& limits) {
   check_size("num_experts", spec.num_experts);
   check_size("top_k", spec.top_k);
   check_size("intermediate_size", spec.intermediate_size);
@@ -39,33 +57,36 @@ ExpertsPart::Places ExpertsPart::plan(const ExpertsSpec& spec, int hidden_size, 
   at.expert = areas.take(limits.max_rows, choices * sizeof(int32_t));
   at.weight = areas.take(limits.max_rows, choices * sizeof(float));
   at.out = areas.take(limits.max_rows, static_cast<size_t>(hidden_size) * dtype_bytes(dtype));
-  at.workspace = areas.take(
-      1, std::max(route_experts_workspace_bytes_cpu(limits.max_rows, hidden_size, spec.num_experts),
-                  experts_workspace_bytes_cpu(limits.max_rows, hidden_size, spec.intermediate_size,
-                                              spec.num_experts, spec.top_k, dtype)));
+  at.workspace =
+      areas.take(1, workspace_bytes(spec, hidden_size, dtype, device, limits.max_rows));
   at.total = areas.bytes;
   return at;
 }
 
-ExpertsPart::ExpertsPart(const ExpertsSpec& spec, int hidden_size, DType dtype,
+ExpertsPart::ExpertsPart(const ExpertsSpec& spec, int hidden_size, DType dtype, Device device,
                          const ForwardLimits& limits)
-    : spec_(spec), dtype_(dtype), at_(plan(spec, hidden_size, dtype, limits)), buffer_(at_.total) {}
+    : spec_(spec),
+      dtype_(dtype),
+      at_(plan(spec, hidden_size, dtype, device, limits)),
+      buffer_(at_.total, memory_of(device)) {}
 
-size_t ExpertsPart::bytes(const ExpertsSpec& spec, int hidden_size, DType dtype,
+size_t ExpertsPart::bytes(const ExpertsSpec& spec, int hidden_size, DType dtype, Device device,
                           const ForwardLimits& limits) {
-  return plan(spec, hidden_size, dtype, limits).total;
+  return plan(spec, hidden_size, dtype, device, limits).total;
 }
 
 void ExpertsPart::run(const ExecContext& exec, DecoderPass& pass, const ExpertsLayer& layer,
-                      const void* x, int num_rows) {
+                      const void* x, const RowBatch& rows) {
   auto* expert = reinterpret_cast<int32_t*>(buffer_.at(at_.expert));
   auto* weight = reinterpret_cast<float*>(buffer_.at(at_.weight));
   void *out = buffer_.at(at_.out), *workspace = buffer_.at(at_.workspace);
   ops::route_experts(exec, {.router = layer.router,
+                            .num_experts = spec_.num_experts,
                             .x = x,
+                            .row_span = rows.row_span,
                             .expert = expert,
                             .weight = weight,
-                            .num_rows = num_rows,
+                            .num_rows = rows.num_rows,
                             .top_k = spec_.top_k,
                             .norm_top_k = spec_.norm_top_k,
                             .dtype = dtype_,
@@ -76,7 +97,7 @@ void ExpertsPart::run(const ExecContext& exec, DecoderPass& pass, const ExpertsL
                       .expert = expert,
                       .weight = weight,
                       .out = out,
-                      .num_rows = num_rows,
+                      .num_rows = rows.num_rows,
                       .top_k = spec_.top_k,
                       .dtype = dtype_,
                       .workspace = workspace});

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <string>
 
+#include "kernels/common/rows.h"
 #include "kernels/experts/experts.h"
 #include "model/parts/forward_limits.h"
 #include "model/parts/layer_spec.h"
@@ -27,19 +28,20 @@ ExpertsLayer add_experts(Weights& weights, const ExpertsSpec& spec, int hidden_s
 class ExpertsPart {
  public:
   /// Throws ArgumentError naming the field that cannot be.
-  ExpertsPart(const ExpertsSpec& spec, int hidden_size, DType dtype, const ForwardLimits& limits);
-  static size_t bytes(const ExpertsSpec& spec, int hidden_size, DType dtype,
+  ExpertsPart(const ExpertsSpec& spec, int hidden_size, DType dtype, Device device,
+              const ForwardLimits& limits);
+  static size_t bytes(const ExpertsSpec& spec, int hidden_size, DType dtype, Device device,
                       const ForwardLimits& limits);
 
-  /// x [num_rows, hidden_size] through one of them; what comes out is due in `pass`.
+  /// x [rows.num_rows, hidden_size] through one of them; what comes out is due in `pass`.
   void run(const ExecContext& exec, DecoderPass& pass, const ExpertsLayer& layer, const void* x,
-           int num_rows);
+           const RowBatch& rows);
 
  private:
   struct Places {
     size_t expert, weight, out, workspace, total;
   };
-  static Places plan(const ExpertsSpec& spec, int hidden_size, DType dtype,
+  static Places plan(const ExpertsSpec& spec, int hidden_size, DType dtype, Device device,
                      const ForwardLimits& limits);
 
   ExpertsSpec spec_;

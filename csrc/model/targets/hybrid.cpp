@@ -31,9 +31,6 @@ struct HybridConfig : LayerGeometry {
         vocab_size(setup.spec.vocab_size),
         tie_word_embeddings(setup.spec.tie_word_embeddings),
         quantized(setup.spec.quantized) {
-    OPENSPEC_CHECK_ARG(setup.device == Device::kCpu,
-                       "models with layers of Gated DeltaNet run on the CPU so far; use --device "
-                       "cpu");
     norms_from_one = true;
     check_size("vocab_size", vocab_size);
     validate();
@@ -101,7 +98,8 @@ class HybridTarget final : public TargetModel, DecoderModel<HybridConfig, Hybrid
   explicit HybridTarget(const TargetSetup& setup)
       : DecoderModel(HybridConfig(setup), setup.dtype, setup.device, setup.limits,
                      setup.num_threads),
-        delta_net_(config_.shape, config_.rms_norm_eps, setup.dtype, limits_, setup.num_threads) {}
+        delta_net_(config_.shape, config_.rms_norm_eps, setup.dtype, setup.device, limits_,
+                   setup.num_threads) {}
 
   static size_t weight_bytes_of(const TargetSetup& setup) {
     return weight_bytes(HybridConfig(setup), setup.device);
@@ -109,7 +107,7 @@ class HybridTarget final : public TargetModel, DecoderModel<HybridConfig, Hybrid
   static size_t scratch_bytes_of(const TargetSetup& setup) {
     const HybridConfig c(setup);
     return scratch_bytes(c, setup.dtype, setup.device, setup.limits, setup.num_threads) +
-           DeltaNetPart::bytes(c.shape, setup.dtype, setup.limits, setup.num_threads);
+           DeltaNetPart::bytes(c.shape, setup.dtype, setup.device, setup.limits, setup.num_threads);
   }
   static StateNeeds state_needs_of(const TargetSetup& setup) {
     const HybridConfig c(setup);

@@ -28,8 +28,6 @@ struct MixtureConfig : LayerGeometry {
         vocab_size(setup.spec.vocab_size),
         tie_word_embeddings(setup.spec.tie_word_embeddings),
         quantized(setup.spec.quantized) {
-    OPENSPEC_CHECK_ARG(setup.device == Device::kCpu,
-                       "mixtures of experts run on the CPU so far; use --device cpu");
     check_size("vocab_size", vocab_size);
     validate();
     for (const LayerSpec& layer : layers) {
@@ -101,7 +99,7 @@ class MixtureTarget final : public TargetModel, DecoderModel<MixtureConfig, Mixt
   explicit MixtureTarget(const TargetSetup& setup)
       : DecoderModel(MixtureConfig(setup), setup.dtype, setup.device, setup.limits,
                      setup.num_threads),
-        experts_(config_.experts, config_.hidden_size, setup.dtype, limits_) {}
+        experts_(config_.experts, config_.hidden_size, setup.dtype, setup.device, limits_) {}
 
   static size_t weight_bytes_of(const TargetSetup& setup) {
     return weight_bytes(MixtureConfig(setup), setup.device);
@@ -109,7 +107,7 @@ class MixtureTarget final : public TargetModel, DecoderModel<MixtureConfig, Mixt
   static size_t scratch_bytes_of(const TargetSetup& setup) {
     const MixtureConfig c(setup);
     return scratch_bytes(c, setup.dtype, setup.device, setup.limits, setup.num_threads) +
-           ExpertsPart::bytes(c.experts, c.hidden_size, setup.dtype, setup.limits);
+           ExpertsPart::bytes(c.experts, c.hidden_size, setup.dtype, setup.device, setup.limits);
   }
   static StateNeeds state_needs_of(const TargetSetup& setup) {
     const MixtureConfig c(setup);
@@ -147,7 +145,7 @@ void MixtureTarget::forward(const ExecContext& exec, const RowBatch& rows,
     pass.attend(layer.decoder, normed, memory.kv[i]);
     pass.norm(residual, layer.decoder.post_norm, normed);
     if (experts_of(config_.layers[i]) != nullptr) {
-      experts_.run(exec, pass, layer.experts, normed, rows.num_rows);
+      experts_.run(exec, pass, layer.experts, normed, rows);
     } else {
       pass.mlp(layer.decoder, normed);
     }

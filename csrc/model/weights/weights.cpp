@@ -121,6 +121,14 @@ void Weights::put(void* to, const void* from, size_t bytes) {
   }
 }
 
+void Weights::clear(void* to, size_t bytes) {
+  if (device_ == Device::kCuda) {
+    device::fill_zero(to, bytes, nullptr);
+  } else {
+    std::memset(to, 0, bytes);
+  }
+}
+
 void Weights::pack(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
                    void* packed) {
   if (shape.has_all_inputs()) {
@@ -211,6 +219,10 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
   const size_t bytes = packed_bytes(linear);
   void* packed = has_codes ? take(bytes) : take_numbers(all_names, bytes, kMatrixType);
   linear.data = packed;
+  if (outputs.size() > names.size()) {
+    OPENSPEC_CHECK_ARG(!has_codes, "tensors ", all_names, " must be bf16");
+    if (packed != nullptr) clear(packed, bytes);
+  }
   float* bias = nullptr;
   if (has_bias) {
     const size_t bias_bytes = static_cast<size_t>(linear.num_outputs) * sizeof(float);
@@ -238,6 +250,18 @@ PackedLinear Weights::add_linear(const std::string& prefix, const std::vector<st
     first += part.count;
   }
   if (has_codes) linear.scales = add_scales(linear, tensors, outputs);
+  return linear;
+}
+
+PackedLinear Weights::add_router(const std::string& name, int num_outputs, int num_inputs) {
+  const int whole = device_ == Device::kCuda ? (num_outputs + 15) / 16 * 16 : num_outputs;
+  PackedLinear linear = add_linear("", {name}, {whole}, num_inputs, LinearEpilogue::kNone);
+  destinations_[name].shape.front() = num_outputs;
+  destinations_[name].stores = {[this, linear, num_outputs, whole](const void* data, DType) {
+    void* packed = const_cast<void*>(linear.data);
+    if (whole > num_outputs) device::fill_zero(packed, packed_bytes(linear), nullptr);
+    pack(linear, data, 0, num_outputs, packed);
+  }};
   return linear;
 }
 

@@ -48,10 +48,13 @@ class Weights {
   /// matrices.
   /// `may_split`: its sum is of splits, which may be left for the next op to add. `has_bias`: of
   /// each tensor there is a bias too, "x.bias" beside "x.weight". Of tensors of codes there are
-  /// scales; throws ArgumentError if only some of them have such.
+  /// scales; throws ArgumentError if only some of them have such. Outputs beyond those of the
+  /// tensors are zero.
   PackedLinear add_linear(const std::string& prefix, const std::vector<std::string>& names,
                           const std::vector<Part>& outputs, Part inputs, LinearEpilogue epilogue,
                           bool may_split = false, bool has_bias = false);
+  /// A matrix of any number of outputs; on CUDA rows of zeros fill its last unit up.
+  PackedLinear add_router(const std::string& name, int num_outputs, int num_inputs);
   /// `count` such matrices, not split, one behind the other: in the checkpoint the number of each
   /// stands for the "*" of `prefix`. They have one place among the tensors, however many they are.
   LinearStack add_stack(const std::string& prefix, const std::vector<std::string>& names, int count,
@@ -138,6 +141,7 @@ class Weights {
   /// Room for numbers that `non_finite` looks at.
   void* take_numbers(const std::string& name, size_t bytes, DType dtype);
   void put(void* to, const void* from, size_t bytes);
+  void clear(void* to, size_t bytes);
   /// `rows` [num_rows, whole_inputs] of the shape's format become rows from `first_output` on of
   /// what is here.
   void pack(const PackedLinear& shape, const void* rows, int first_output, int num_rows,

@@ -39,12 +39,13 @@ size_t most_page_updates(const RunnerConfig& config, const DrafterNeeds& needs) 
 }
 
 void take_input(Carver& carver, StepInputArrays& input, const RunnerConfig& config,
-                const DrafterNeeds& needs) {
+                const DrafterNeeds& needs, int pages_per_base) {
   const size_t seqs = as_index(config.max_num_seqs);
   carver.take(1, input.header);
   carver.take(seqs, input.spans);
   carver.take(seqs, input.slot_updates);
   carver.take(most_page_updates(config, needs), input.page_updates);
+  carver.take(seqs * as_index(pages_per_base), input.base_targets);
   carver.take(seqs, input.num_lead);
   carver.take(seqs * most_drafts(config), input.lead);
   carver.take(seqs, input.kept_slots);
@@ -53,9 +54,9 @@ void take_input(Carver& carver, StepInputArrays& input, const RunnerConfig& conf
 }
 
 size_t take_inputs(std::byte* base, std::vector<StepInputArrays>& entries,
-                   const RunnerConfig& config, const DrafterNeeds& needs) {
+                   const RunnerConfig& config, const DrafterNeeds& needs, int pages_per_base) {
   Carver carver(base);
-  for (StepInputArrays& input : entries) take_input(carver, input, config, needs);
+  for (StepInputArrays& input : entries) take_input(carver, input, config, needs, pages_per_base);
   return carver.bytes();
 }
 
@@ -75,8 +76,8 @@ size_t take_outcomes(std::byte* base, StepOutcomeArrays& outcome, const RunnerCo
 
 }  // namespace
 
-size_t DeviceArrays::lay_out(std::byte* base, const RunnerConfig& config,
-                             const DrafterNeeds& needs) {
+size_t DeviceArrays::lay_out(std::byte* base, const RunnerConfig& config, const DrafterNeeds& needs,
+                             int pages_per_base) {
   Carver carver(base);
   const size_t seqs = as_index(config.max_num_seqs), rows = as_index(config.max_num_batched_tokens);
   table.tokens_stride = config.max_model_len;
@@ -89,7 +90,12 @@ size_t DeviceArrays::lay_out(std::byte* base, const RunnerConfig& config,
   carver.take(seqs + 1, span_begin, sample_begin);
   carver.take(seqs * as_index(table.max_pages_per_seq), table.pages);
   carver.take(seqs, table.sampling);
-  take_input(carver, input, config, needs);
+  table.pages_per_base = pages_per_base;
+  if (pages_per_base > 0) {
+    carver.take(seqs, table.num_folded, folded_read, folded_write);
+    carver.take(seqs * as_index(pages_per_base), table.base_pages, table.base_targets);
+  }
+  take_input(carver, input, config, needs, /*pages_per_base=*/0);
   carver.take(seqs * most_drafts(config), drafts, parents, scores);
   carver.take(rows, row_token, row_position, row_span, row_parent, committed_row, sample_row,
               score_token, chosen, ranks, row_kv_slot);
@@ -103,22 +109,24 @@ size_t DeviceArrays::lay_out(std::byte* base, const RunnerConfig& config,
   return carver.bytes();
 }
 
-size_t DeviceBuffers::device_bytes(const RunnerConfig& config, const DrafterNeeds& needs) {
-  return DeviceArrays().lay_out(nullptr, config, needs) +
+size_t DeviceBuffers::device_bytes(const RunnerConfig& config, const DrafterNeeds& needs,
+                                   int pages_per_base) {
+  return DeviceArrays().lay_out(nullptr, config, needs, pages_per_base) +
          as_index(config.max_num_seqs) * kListBytes;
 }
 
-StepInputs::StepInputs(const RunnerConfig& config, const DrafterNeeds& needs)
+StepInputs::StepInputs(const RunnerConfig& config, const DrafterNeeds& needs, int pages_per_base)
     : max_page_updates(most_page_updates(config, needs)),
       entries_(kRing),
-      memory_(take_inputs(nullptr, entries_, config, needs), Memory::kPinned) {
-  take_inputs(memory_.at(0), entries_, config, needs);
+      memory_(take_inputs(nullptr, entries_, config, needs, pages_per_base), Memory::kPinned) {
+  take_inputs(memory_.at(0), entries_, config, needs, pages_per_base);
 }
 
-DeviceBuffers::DeviceBuffers(const RunnerConfig& config, const DrafterNeeds& needs, void* stream)
-    : scratch_(lay_out(nullptr, config, needs), Memory::kDevice),
+DeviceBuffers::DeviceBuffers(const RunnerConfig& config, const DrafterNeeds& needs,
+                             int pages_per_base, void* stream)
+    : scratch_(lay_out(nullptr, config, needs, pages_per_base), Memory::kDevice),
       outcomes_(take_outcomes(nullptr, outcome, config), Memory::kPinned) {
-  lay_out(scratch_.at(0), config, needs);
+  lay_out(scratch_.at(0), config, needs, pages_per_base);
   take_outcomes(outcomes_.at(0), outcome, config);
   device::fill_zero(scratch_.data(), scratch_.bytes(), stream);
   const int32_t* end = input.parents + as_index(config.max_num_seqs) * most_drafts(config);

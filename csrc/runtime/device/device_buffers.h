@@ -23,6 +23,7 @@ struct StepInputArrays {
   StepSpan* spans = nullptr;           // [S]
   SlotUpdate* slot_updates = nullptr;  // [S]
   PageUpdate* page_updates = nullptr;
+  int32_t* base_targets = nullptr;               // [S, P], P of a base
   int32_t *num_lead = nullptr, *lead = nullptr;  // [S], [S, D], see MergeDraftsParams
   int32_t* kept_slots = nullptr;                 // [S], whose kept rows are learned before
   // Proposals of a drafter that works on the host: up to the entry's end.
@@ -47,7 +48,8 @@ struct DeviceArrays {
   StepInputArrays input;
   int32_t *seq = nullptr, *num_wanted = nullptr, *span_kv_len = nullptr, *span_seq = nullptr,
           *num_offered = nullptr, *num_granted = nullptr, *num_computed = nullptr,
-          *first_choice = nullptr;                                       // [S]
+          *first_choice = nullptr;                                       // [S], as the next
+  int32_t *folded_read = nullptr, *folded_write = nullptr;               // null without bases
   int32_t *span_begin = nullptr, *sample_begin = nullptr;                // [S + 1]
   int32_t *num_drafts = nullptr, *drafts = nullptr, *parents = nullptr;  // [S], [S, D], [S, D]
   float* scores = nullptr;                                               // [S, D]
@@ -58,8 +60,10 @@ struct DeviceArrays {
   int32_t* logprob_ids = nullptr;               // [R, 1 + kMaxLogprobs], as the next
   float *logprobs = nullptr, *logits = nullptr, *choose_workspace = nullptr;
 
-  /// Sets all of it to parts of the memory at `base`, or to null with it. Returns bytes.
-  size_t lay_out(std::byte* base, const RunnerConfig& config, const DrafterNeeds& needs);
+  /// Sets all of it to parts of the memory at `base`, or to null with it; `pages_per_base`: of the
+  /// target's running states, or 0. Returns bytes.
+  size_t lay_out(std::byte* base, const RunnerConfig& config, const DrafterNeeds& needs,
+                 int pages_per_base);
 };
 
 /// What the host tells steps, in pinned memory that all devices read.
@@ -68,7 +72,7 @@ class StepInputs {
   /// Two steps are in flight at most; the others are being read, or were given up.
   static constexpr int kRing = 4;
 
-  StepInputs(const RunnerConfig& config, const DrafterNeeds& needs);
+  StepInputs(const RunnerConfig& config, const DrafterNeeds& needs, int pages_per_base);
   const StepInputArrays& operator[](int entry) const { return entries_[as_index(entry)]; }
 
   const size_t max_page_updates;
@@ -84,9 +88,11 @@ class DeviceBuffers : public DeviceArrays {
   /// Of a slot's lists of sampling parameters, at first: most requests' fit.
   static constexpr size_t kListBytes = 4096;
 
-  DeviceBuffers(const RunnerConfig& config, const DrafterNeeds& needs, void* stream);
+  DeviceBuffers(const RunnerConfig& config, const DrafterNeeds& needs, int pages_per_base,
+                void* stream);
   /// Bytes on the device.
-  static size_t device_bytes(const RunnerConfig& config, const DrafterNeeds& needs);
+  static size_t device_bytes(const RunnerConfig& config, const DrafterNeeds& needs,
+                             int pages_per_base);
 
   StepOutcomeArrays outcome;
   /// All of the arrays on the device.

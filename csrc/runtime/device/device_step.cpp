@@ -12,7 +12,9 @@ namespace openspec {
 
 namespace {
 
-GraphBook::Limits graph_limits(const RunnerConfig& config, const Drafter& drafter) {
+GraphBook::Limits graph_limits(const StepContext& context) {
+  const RunnerConfig& config = context.config;
+  const Drafter& drafter = context.drafter;
   return {.max_num_seqs = config.max_num_seqs,
           .max_num_batched_tokens = config.max_num_batched_tokens,
           .max_num_logits_rows = config.max_num_logits_rows,
@@ -20,18 +22,20 @@ GraphBook::Limits graph_limits(const RunnerConfig& config, const Drafter& drafte
           .draft_room = config.draft_room(),
           .works_on_arrays = drafter.works_on_arrays(),
           .makes_trees = drafter.needs().makes_trees,
-          .is_costly = drafter.needs().is_costly};
+          .is_costly = drafter.needs().is_costly,
+          .takes_trees = context.takes_trees,
+          .parts_spans = context.bases.exist()};
 }
 
 }  // namespace
 
 DeviceStep::DeviceStep(const std::vector<StepContext>& contexts, DeviceExchange* exchange)
     : StepBackend(contexts.front(), StepYield::Common::kDelay),
-      book_(graph_limits(context_.config, context_.drafter)),
-      inputs_(context_.config, context_.drafter.needs()),
+      book_(graph_limits(context_)),
+      inputs_(context_.config, context_.drafter.needs(), context_.bases.num_pages()),
       ranks_(contexts, exchange, inputs_, book_),
       ring_(context_.config, context_.table, inputs_, ranks_),
-      updates_(context_.config, context_.table),
+      updates_(context_.config, context_.table, context_.bases),
       masked_(context_, ring_, ranks_),
       probe_(ranks_),
       host_drafter_(context_.config, context_.drafter, context_.table,
@@ -58,6 +62,7 @@ void DeviceStep::add_sequence(int slot) {
 void DeviceStep::restore_sequence(int slot) {
   masked_.forget_launched();  // what is given up is given up to the last step
   updates_.restore(slot);
+  ranks_.each([&](RankStep& rank) { rank.mirror().upload_base(slot); });
 }
 
 void DeviceStep::copy(void* to, const void* from, size_t bytes) {
@@ -117,7 +122,8 @@ StepHeader DeviceStep::write_input(const StepLease& lease, const StepShape& shap
     input.spans[i] = {.slot = request.slot,
                       .num_new_tokens = request.num_new_tokens,
                       .max_drafts = lease.has_proposed ? request.max_drafts : num_lead,
-                      .acceptance = static_cast<float>(ratio)};
+                      .acceptance = static_cast<float>(ratio),
+                      .folds = lease.bases[i].pages().empty() ? 0 : 1};
     input.num_lead[i] = num_lead;
     std::copy(lead.begin(), lead.end(), input.lead + i * most_drafts(context_.config));
   }
@@ -150,9 +156,9 @@ bool DeviceStep::propose_on_host(const StepLease& lease) {
   for (size_t i = 0; i < wanted.size(); ++i) {
     const size_t first = span_of[i] * most;
     const size_t offered = std::min(as_index(drafts[i].size()), most);
-    // After a long prompt only a chain fits attention's limit.
+    // After a long prompt only a chain fits attention's limit, as for some targets always.
     const auto num_rows = as_index(lease.requests[span_of[i]].num_new_tokens) + offered;
-    const bool may_be_tree = num_rows <= as_index(kMaxTreeRows);
+    const bool may_be_tree = context_.takes_trees && num_rows <= as_index(kMaxTreeRows);
     size_t count = 0;
     for (; count < offered; ++count) {
       const bool is_next = drafts[i].parents[count] == static_cast<int>(count) - 1;
@@ -176,11 +182,12 @@ StepShape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees) {
   bool has_long_spans = false, has_offers = false;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     const SpanRequest& request = lease.requests[i];
-    const int num_rows = request.num_new_tokens + offers[i].num_drafts;
+    // A span may get more drafts than are expected.
+    const int most_rows = request.num_new_tokens + request.max_drafts;
     num_known += request.num_new_tokens;
     num_drafts += offers[i].num_drafts;
     longest = std::max(longest, context_.table.num_tokens(request.slot));
-    has_long_spans = has_long_spans || num_rows > 1 + config.draft_room();
+    has_long_spans = has_long_spans || most_rows > 1 + config.draft_room();
     has_offers = has_offers || lease.offers[i].draft.size() > 0;
   }
   const auto num_spans = static_cast<int>(lease.requests.size());
@@ -229,9 +236,11 @@ void DeviceStep::collect(StepLease& lease) {
     lease.exchange.push_back(ranks_[rank].arrays().outcome.exchange[entry]);
   }
   lease.results.clear();
+  lease.num_folded.clear();
   lease.num_rows = 0;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     lease.results.push_back(ring_.result(lease, i));
+    lease.num_folded.push_back(ring_.outcome(entry, i).num_folded);
     const SpanResult& result = lease.results.back();
     if (result.num_computed > 0) {
       lease.num_rows += lease.requests[i].num_new_tokens + result.num_draft_tokens;
@@ -278,7 +287,8 @@ double DeviceStep::time_step(const StepKind& kind, std::span<const int> slots) {
         .kv_len = context - num_new_tokens,
         .prompt_len = context,
         .max_num_tokens = std::min(context + num_drafts + 2, context_.config.max_model_len),
-        .is_active = 1};
+        .is_active = 1,
+        .num_folded = folded_blocks(context - num_new_tokens)};
   }
   ranks_.each([&](RankStep& rank) {
     for (const int slot : slots.first(as_index(kind.num_seqs))) {

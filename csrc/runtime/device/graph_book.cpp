@@ -25,7 +25,7 @@ void GraphBook::add_shapes(int num_rows) {
   const bool is_on_device = limits_.proposes_on_device();
   const auto add_spans = [&](StepShape shape) {
     shapes_.insert(shape);
-    if (num_rows < kMinRowsOfLongSpans) return;
+    if (num_rows < kMinRowsOfLongSpans && !limits_.parts_spans) return;
     shape.has_long_spans = false;
     shapes_.insert(shape);
   };
@@ -49,7 +49,9 @@ void GraphBook::add_shapes(int num_rows) {
   };
   // A drafter that costs nothing is always asked.
   if (!is_on_device || limits_.is_costly) add({num_rows, most_spans, false, false});
-  if (limits_.max_draft_tokens > 0 && !is_on_device) add({num_rows, most_spans, false, true});
+  if (limits_.max_draft_tokens > 0 && !is_on_device && limits_.takes_trees) {
+    add({num_rows, most_spans, false, true});
+  }
   if (is_on_device && !limits_.is_costly) add({num_rows, most_spans, true, limits_.makes_trees});
   if (is_on_device && limits_.is_costly) {
     // Drafts cost time per sequence: each has two rows at least, and all its drafts at most.

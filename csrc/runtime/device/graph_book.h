@@ -35,6 +35,8 @@ class GraphBook {
     int draft_room = 0;            // drafts and forced tokens of a sequence
     bool works_on_arrays = false;  // the drafter, as the next; see Drafter and DrafterNeeds
     bool makes_trees = false, is_costly = false;
+    // The target: whether trees are drafted for it, and long spans have kernels of their own.
+    bool takes_trees = true, parts_spans = false;
 
     /// Whether the step itself asks the drafter.
     bool proposes_on_device() const { return max_draft_tokens > 0 && works_on_arrays; }

@@ -27,7 +27,8 @@ void TableUpdates::update(int slot) {
                              .kv_len = table_.kv_len(slot),
                              .prompt_len = table_.prompt_len(slot),
                              .max_num_tokens = table_.max_num_tokens(slot),
-                             .is_active = 1};
+                             .is_active = 1,
+                             .num_folded = bases_.exist() ? bases_.num_folded(slot) : 0};
   // The last word counts, whatever the order in which the device writes them.
   std::erase_if(updates_, [&](const SlotUpdate& other) { return other.slot == slot; });
   updates_.push_back(update);
@@ -56,6 +57,10 @@ StepHeader TableUpdates::write(const StepLease& lease, const StepInputs& inputs)
   const StepInputArrays& input = inputs[lease.ring_index];
   std::copy(updates_.begin(), updates_.end(), input.slot_updates);
   std::copy(page_updates.begin(), page_updates.end(), input.page_updates);
+  for (size_t i = 0; i < lease.bases.size(); ++i) {
+    const auto pages = lease.bases[i].pages();
+    std::copy(pages.begin(), pages.end(), input.base_targets + i * as_index(bases_.num_pages()));
+  }
   return {.num_spans = static_cast<int32_t>(lease.requests.size()),
           .num_slot_updates = static_cast<int32_t>(updates_.size()),
           .num_page_updates = static_cast<int32_t>(page_updates.size()),
@@ -69,8 +74,8 @@ void TableUpdates::forget() {
 }
 
 DeviceMirror::DeviceMirror(const RunnerConfig& config, const SequenceTable& table,
-                           const DeviceBuffers& arrays, void* stream)
-    : table_(table), arrays_(arrays), stream_(stream) {
+                           const SlotBases& bases, const DeviceBuffers& arrays, void* stream)
+    : table_(table), bases_(bases), arrays_(arrays), stream_(stream) {
   for (int i = 0; i < config.max_num_seqs; ++i) {
     slots_.push_back({Buffer(DeviceBuffers::kListBytes, Memory::kDevice),
                       Buffer(sizeof(SamplingParams) + DeviceBuffers::kListBytes, Memory::kPinned),
@@ -84,12 +89,20 @@ void DeviceMirror::add(int slot) {
                          tokens.size_bytes(), stream_);
   const auto pages = table_.pages(slot);
   if (!pages.empty()) upload_pages(slot, pages);
+  upload_base(slot);
   upload_params(slot);
   slots_[as_index(slot)].uploaded.record(stream_);
 }
 
 void DeviceMirror::upload_pages(int slot, std::span<const PageId> pages) {
   device::copy_to_device(arrays_.table.pages + int64_t{slot} * arrays_.table.max_pages_per_seq,
+                         pages.data(), pages.size_bytes(), stream_);
+}
+
+void DeviceMirror::upload_base(int slot) {
+  const auto pages = bases_.pages(slot);
+  if (pages.empty()) return;
+  device::copy_to_device(arrays_.table.base_pages + slot * arrays_.table.pages_per_base,
                          pages.data(), pages.size_bytes(), stream_);
 }
 

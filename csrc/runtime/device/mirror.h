@@ -7,6 +7,7 @@
 #include "runtime/device/device_buffers.h"
 #include "runtime/state/lease.h"
 #include "runtime/state/sequence_table.h"
+#include "runtime/state/slot_bases.h"
 
 namespace openspec {
 
@@ -14,8 +15,8 @@ namespace openspec {
 /// lengths of new sequences and of those that go back, pages of a lease.
 class TableUpdates {
  public:
-  TableUpdates(const RunnerConfig& config, const SequenceTable& table)
-      : config_(config), table_(table) {}
+  TableUpdates(const RunnerConfig& config, const SequenceTable& table, const SlotBases& bases)
+      : config_(config), table_(table), bases_(bases) {}
 
   /// The slot has a new sequence.
   void add(int slot);
@@ -36,6 +37,7 @@ class TableUpdates {
 
   const RunnerConfig& config_;
   const SequenceTable& table_;
+  const SlotBases& bases_;
   std::vector<SlotUpdate> updates_;  // for the next step
   std::vector<int> new_slots_;       // of these
   bool has_restored_ = false;
@@ -46,14 +48,16 @@ class TableUpdates {
 /// device's copy is the one that counts.
 class DeviceMirror {
  public:
-  DeviceMirror(const RunnerConfig& config, const SequenceTable& table, const DeviceBuffers& arrays,
-               void* stream);
+  DeviceMirror(const RunnerConfig& config, const SequenceTable& table, const SlotBases& bases,
+               const DeviceBuffers& arrays, void* stream);
 
   /// Returns once the device no longer reads what a sequence in the slot began with.
   void await(int slot) const { slots_[as_index(slot)].uploaded.wait(); }
   void add(int slot);
   void upload_params(int slot);
   void upload_pages(int slot, std::span<const PageId> pages);
+  /// Where the base of the slot's state lies.
+  void upload_base(int slot);
 
  private:
   /// One slot's sampling parameters: lists on the device, and where the host writes them.
@@ -63,6 +67,7 @@ class DeviceMirror {
   };
 
   const SequenceTable& table_;
+  const SlotBases& bases_;
   const DeviceBuffers& arrays_;
   void* stream_;
   std::vector<Slot> slots_;

@@ -11,8 +11,9 @@ RankStep::RankStep(StepContext context, const StepInputs& inputs, const GraphBoo
     : context_(std::move(context)),
       inputs_(inputs),
       book_(book),
-      arrays_(context_.config, context_.drafter.needs(), stream_.handle()),
-      mirror_(context_.config, context_.table, arrays_, stream_.handle()),
+      arrays_(context_.config, context_.drafter.needs(), context_.bases.num_pages(),
+              stream_.handle()),
+      mirror_(context_.config, context_.table, context_.bases, arrays_, stream_.handle()),
       stages_(context_, arrays_, stream_.handle()),
       masks_(context_.config, book, stages_, stream_.handle()) {
   for (auto* events : {&begun_, &ended_}) {

@@ -47,7 +47,7 @@ RowBatch DeviceStages::row_batch(const StepShape& shape) const {
           .span_seq = s.span_seq,
           .may_have_trees = shape.has_trees,
           .expected_kv_len = shape.is_general ? 0 : short_kv_len(shape.num_rows, shape.num_spans),
-          .expected_span_rows = shape.has_long_spans ? 0 : 1 + context_.config.draft_room()};
+          .max_span_rows = shape.has_long_spans ? 0 : 1 + context_.config.draft_room()};
 }
 
 void DeviceStages::enqueue(const StepShape& shape, int num_samples) {
@@ -103,6 +103,7 @@ void DeviceStages::begin(const StepInputArrays& host, const StepHeader& header, 
                                  .host_spans = host.spans,
                                  .slot_updates = host.slot_updates,
                                  .page_updates = host.page_updates,
+                                 .base_targets = host.base_targets,
                                  .table = arrays_.table,
                                  .max_spans = num_spans,
                                  .out_header = arrays_.input.header,
@@ -176,16 +177,25 @@ void DeviceStages::lay_out(const StepShape& shape, int num_samples) {
                                   .first_choice = s.first_choice,
                                   .sample_begin = s.sample_begin,
                                   .sample_row = s.sample_row,
-                                  .score_token = s.score_token},
+                                  .score_token = s.score_token,
+                                  .folded_read = s.folded_read,
+                                  .folded_write = s.folded_write},
                                  exec_.stream),
                 "layout_rows");
 }
 
 void DeviceStages::score(const StepShape& shape) {
+  DeltaStates bases = context_.base_memory;
+  bases.read_pages = arrays_.table.base_pages;
+  bases.write_pages = arrays_.table.base_targets;
   context_.target.forward(exec_, row_batch(shape),
-                          {{arrays_.table.pages, arrays_.table.max_pages_per_seq},
-                           context_.kv_layers,
-                           {.records = context_.records}},
+                          {.page_table = {arrays_.table.pages, arrays_.table.max_pages_per_seq},
+                           .kv = context_.kv_layers,
+                           .states = {.records = context_.records,
+                                      .tails = context_.tails,
+                                      .bases = bases,
+                                      .folded_read = arrays_.folded_read,
+                                      .folded_write = arrays_.folded_write}},
                           capture_layers_, captured_.data());
 }
 
@@ -244,6 +254,8 @@ void DeviceStages::commit(const StepShape& shape) {
                                   .first_choice = s.first_choice,
                                   .sample_begin = s.sample_begin,
                                   .chosen = s.chosen,
+                                  .folded_read = s.folded_read,
+                                  .folded_write = s.folded_write,
                                   .logprob_ids = s.logprob_ids,
                                   .logprobs = s.logprobs,
                                   .ranks = s.ranks,

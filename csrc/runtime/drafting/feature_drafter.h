@@ -22,7 +22,7 @@ class FeatureDrafter : public HeadDrafter<Model> {
                     this->template at<int32_t>(kept_.last_row));
     if (rows.num_rows == 0) return;
     RowBatch batch = rows.batch();
-    batch.expected_span_rows = step.rows.expected_span_rows;
+    batch.max_span_rows = step.rows.max_span_rows;
     batch.expected_kv_len = step.rows.expected_kv_len;
     const Sight whole = {.rows = batch, .pages = table.pages};
     model_->append(exec, whole, sliding_of(whole), kv_, target_.embedding, features(), hidden);

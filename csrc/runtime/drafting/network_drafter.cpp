@@ -135,7 +135,7 @@ Sight NetworkDrafter::look(const ExecContext& exec, const TableView& table, cons
                            int expected_kv_len, bool may_have_trees, const Window& window) {
   Sight sight{rows.batch(may_have_trees), table.pages};
   sight.rows.expected_kv_len = expected_kv_len;
-  sight.rows.expected_span_rows = max_span_rows_;
+  sight.rows.max_span_rows = max_span_rows_;
   if (window.tokens == 0) return sight;
   ops::window_spans(exec, {.span_begin = rows.span_begin,
                            .span_kv_len = rows.span_kv_len,

@@ -39,7 +39,8 @@ ForwardLimits RunnerConfig::limits() const {
           .max_spans = max_num_seqs,
           .max_logits_rows = max_num_logits_rows,
           // The target's context plus the rows that a step may lay beyond it.
-          .max_tokens = max_model_len + num_step_lookahead()};
+          .max_tokens = max_model_len + num_step_lookahead(),
+          .max_step_rows = 1 + draft_room()};
 }
 
 int RunnerConfig::num_step_lookahead() const {

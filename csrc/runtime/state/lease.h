@@ -105,10 +105,10 @@ struct StepLease {
   std::vector<uint64_t> serials;  // by span: which occupant of the slot is meant
   std::vector<bool> is_sampled;   // by span: whether it reaches the last known token
   std::vector<PageLease> pages;   // by span
-  // By span: pages for a base to fold into (SlotBases), and how many blocks it holds then; of a
-  // span that folds nothing 0, or what it was.
+  // By span: pages for a base to fold into (SlotBases), or none; once the step is laid out, how
+  // many blocks its base holds then. A made-up step has neither.
   std::vector<PageLease> bases;
-  std::vector<int> fold_targets;
+  std::vector<int> num_folded;
   // By span: the position of its first row; of a decode step after another one, at least.
   std::vector<int> first_position;
   int place = 0;  // among the steps under way, see Sequences::begin

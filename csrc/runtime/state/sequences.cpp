@@ -49,10 +49,9 @@ int Sequences::num_pages_needed(int slot, int num_rows) const {
       std::min(limits_.max_model_len,
                std::max(table_.num_tokens(slot), table_.kv_len(slot) + in_flight.num_rows + 1));
   const int end_of_drafting = has_drafts ? most_tokens + limits_.num_draft_entries : 0;
-  const int num_base_pages =
-      bases_.folds(slot, table_.kv_len(slot) + in_flight.num_new_tokens, num_rows)
-          ? bases_.num_pages()
-          : 0;
+  const int num_base_pages = bases_.folds(slot, table_.kv_len(slot) + in_flight.num_rows, num_rows)
+                                 ? bases_.num_pages()
+                                 : 0;
   return num_base_pages +
          std::max(0, table_.pages_for(std::max(end + limits_.num_rows_behind, end_of_drafting)) -
                          table_.num_pages(slot) - in_flight.num_pages);
@@ -111,7 +110,8 @@ std::unique_ptr<StepLease> Sequences::reserve(std::span<const SpanRequest> reque
     const int max_drafts = may_draft ? std::min(request.max_drafts, limits_.draft_room) : 0;
     const int num_rows = request.num_new_tokens + max_drafts;
     const int all_needed = num_pages_needed(request.slot, num_rows);
-    const bool folds = bases_.folds(request.slot, begin, num_rows);
+    const bool folds =
+        bases_.folds(request.slot, table_.kv_len(request.slot) + in_flight.num_rows, num_rows);
     const int num_free = pool_.num_available();
     if (all_needed > num_free) {
       detail::fail<OutOfPages>("slot ", request.slot, " needs ", all_needed, " pages, ", num_free,
@@ -137,7 +137,6 @@ std::unique_ptr<StepLease> Sequences::reserve(std::span<const SpanRequest> reque
     lease->first_position.push_back(begin);
     lease->pages.push_back(std::move(pages));
     lease->bases.push_back(std::move(base));
-    lease->fold_targets.push_back(folds ? SlotBases::fold_target(begin, num_rows) : 0);
     lease->num_rows += num_rows;
   }
   OPENSPEC_CHECK_ARG(lease->num_rows <= limits_.max_num_batched_tokens, "a step of up to ",
@@ -180,7 +179,7 @@ void Sequences::abandon(StepLease& lease) {
 }
 
 void Sequences::commit_base(StepLease& lease, size_t span) {
-  const int slot = lease.requests[span].slot, num_folded = lease.fold_targets[span];
+  const int slot = lease.requests[span].slot, num_folded = lease.num_folded[span];
   if (num_folded <= bases_.num_folded(slot)) return;
   for (const PageId page : bases_.pages(slot)) pool_.release(page);
   PageLease& base = lease.bases[span];

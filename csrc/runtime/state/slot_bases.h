@@ -41,20 +41,10 @@ class SlotBases {
   /// The pages that the slot's base lies in; none where no block is folded.
   std::span<const PageId> pages(int slot) const;
 
-  /// Blocks that a base may hold after a step of up to so many rows from position `first` on, the
-  /// last kMaxDeltaStepRows - 1 of which may be rejected drafts: wherever the next step begins, its
-  /// rows read that base, or that and one block more.
-  static int fold_target(int first, int num_rows) {
-    return folded_blocks(first + std::max(0, num_rows - kMaxDeltaStepRows));
-  }
-  /// The same once the rows are known: those of a decoding step fold what was committed before.
-  int fold_target(int slot, int first, int num_rows, int target) const {
-    if (num_rows <= kMaxDeltaStepRows) target = std::min(target, folded_blocks(first));
-    return std::max(target, num_folded(slot));
-  }
-  /// Whether the step needs pages to fold into.
+  /// Whether a step of up to so many rows needs pages to fold into; `first`: where its first row
+  /// stands, at most.
   bool folds(int slot, int first, int num_rows) const {
-    return exist() && fold_target(first, num_rows) > num_folded(slot);
+    return exist() && folded_after(first, num_rows) > num_folded(slot);
   }
   /// Whether a sequence whose records are there can go on from any position in [first, last].
   bool serves(int slot, int first, int last) const {

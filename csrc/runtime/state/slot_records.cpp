@@ -42,14 +42,23 @@ SlotRecords::SlotRecords(const RecordPlan& plan, Device device, Copy copy)
     : plan_(plan),
       copy_(std::move(copy)),
       memory_(plan.bytes(), memory_of(device)),
-      slots_(size_t(plan.num_slots)) {}
+      slots_(size_t(plan.num_slots), Slot(plan.num_steps)) {
+  if (device == Device::kCpu || memory_.bytes() == 0) return;
+  // What made-up steps (time_step) make of records that were never written must be finite.
+  device::fill_zero(memory_.data(), memory_.bytes(), nullptr);
+  device::synchronize(nullptr);
+}
 
 void SlotRecords::copy_kept(int slot, int length, std::byte* kept, bool is_out) {
   const auto copy = [&](const RecordView& ring, int num_kept) {
-    for (int position = std::max(0, length - num_kept); position < length; ++position) {
+    std::byte* outside = kept;
+    for (int position = std::max(0, length - num_kept); position < length;) {
+      const int count = std::min(length - position, ring.ring_size - position % ring.ring_size);
+      const size_t bytes = size_t(count) * ring.record_bytes;
       std::byte* in_ring = ring.at(slot, position);
-      std::byte* outside = kept + size_t(length - 1 - position) * ring.record_bytes;
-      copy_(is_out ? outside : in_ring, is_out ? in_ring : outside, ring.record_bytes);
+      copy_(is_out ? outside : in_ring, is_out ? in_ring : outside, bytes);
+      outside += bytes;
+      position += count;
     }
     kept += size_t(num_kept) * ring.record_bytes;
   };
@@ -90,9 +99,16 @@ bool SlotRecords::publish(int slot, const PageHash& prefix, int length, int end,
   Slot& own = slots_[size_t(slot)];
   const int first = std::max(0, length - plan_.num_kept);
   const bool is_there = first >= own.first_valid && first >= end - plan_.ring_size;
-  if (!is_there || plan_.num_snapshots == 0 || has_snapshot(prefix)) return false;
+  const auto saving = std::find(own.saved_length.begin(), own.saved_length.end(), length);
+  const bool is_saved = !is_there && saving != own.saved_length.end();
+  if (!(is_there || is_saved) || plan_.num_snapshots == 0 || has_snapshot(prefix)) return false;
   const int place = take_place(own.made[size_t(of)]);
-  copy_kept(slot, length, snapshot(place), /*is_out=*/true);
+  if (is_saved) {
+    const auto step = static_cast<int>(saving - own.saved_length.begin());
+    copy_(snapshot(place), saved(slot, step), plan_.kept_bytes());
+  } else {
+    copy_kept(slot, length, snapshot(place), /*is_out=*/true);
+  }
   prefix_of_[size_t(place)] = prefix;
   last_use_[size_t(place)] = own.made[size_t(of)] = ++num_uses_;
   base_of_[size_t(place)] = {};

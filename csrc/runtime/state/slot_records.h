@@ -69,9 +69,14 @@ class SlotRecords {
   }
 
   /// The slot has a new sequence, without state.
-  void add(int slot) { slots_[size_t(slot)] = {}; }
+  void add(int slot) { slots_[size_t(slot)] = Slot(plan_.num_steps); }
   /// Of the step in place `step` of those under way; `length`: where the slot's state stands then.
-  void save(int slot, int step, int length) { copy_kept(slot, length, saved(slot, step), true); }
+  void save(int slot, int step, int length) {
+    copy_kept(slot, length, saved(slot, step), true);
+    Slot& own = slots_[size_t(slot)];
+    const bool is_whole = std::max(0, length - plan_.num_kept) >= own.first_valid;
+    own.saved_length[size_t(step)] = is_whole ? length : -1;
+  }
   void restore(int slot, int step, int length) {
     copy_kept(slot, length, saved(slot, step), false);
   }
@@ -89,9 +94,9 @@ class SlotRecords {
   /// The slot goes on from the snapshot of a prefix of `length` tokens, which must be there.
   void attach(int slot, const PageHash& prefix, int length);
   /// Makes a snapshot of the slot's first `length` tokens, unless there is one or the ring, written
-  /// up to `end` at most, may have lost a record of it. Of a prompt and of an answer the last one
-  /// stays: it takes the place of the slot's one before it, unless somebody went on from that.
-  /// Whether one was made.
+  /// up to `end` at most, may have lost a record of it and no step has saved them. Of a prompt and
+  /// of an answer the last one stays: it takes the place of the slot's one before it, unless
+  /// somebody went on from that. Whether one was made.
   bool publish(int slot, const PageHash& prefix, int length, int end, SnapshotOf of);
   /// Of how many of its first tokens the slot should make a snapshot, since others' pages hold
   /// them; 0: none. Where a prompt's chunk ends there, it does.
@@ -110,7 +115,9 @@ class SlotRecords {
   void copy_kept(int slot, int length, std::byte* kept, bool is_out);
 
   struct Slot {
-    int first_valid = 0;  // the ring has no record of an earlier position
+    explicit Slot(int num_steps) : saved_length(size_t(num_steps), -1) {}
+    std::vector<int> saved_length;  // by place of a step: what it saved is whole; -1: it is not
+    int first_valid = 0;            // the ring has no record of an earlier position
     int wanted = 0;
     // When its last snapshots were made, by SnapshotOf.
     uint64_t made[3] = {};

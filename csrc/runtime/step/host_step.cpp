@@ -122,15 +122,15 @@ void HostStep::lay_out_folds(StepLease& lease) {
   folded_write_.clear();
   for (size_t i = 0; i < lease.spans.size(); ++i) {
     const Span& span = lease.spans[i];
-    if (lease.fold_targets.empty()) {  // a made-up step, which folds nothing
-      folded_read_.push_back(folded_blocks(span.kv_len));
-      folded_write_.push_back(folded_read_.back());
-      continue;
+    const bool is_made_up = lease.bases.empty();
+    folded_read_.push_back(is_made_up ? folded_blocks(span.kv_len) : bases.num_folded(span.slot));
+    folded_write_.push_back(folded_read_.back());
+    if (is_made_up) continue;
+    if (!lease.bases[i].pages().empty()) {
+      folded_write_.back() =
+          std::max(folded_read_.back(), folded_after(span.kv_len, span.num_rows()));
     }
-    int& target = lease.fold_targets[i];
-    target = bases.fold_target(span.slot, span.kv_len, span.num_rows(), target);
-    folded_read_.push_back(bases.num_folded(span.slot));
-    folded_write_.push_back(target);
+    lease.num_folded.push_back(folded_write_.back());
   }
 }
 

@@ -126,7 +126,7 @@ class _Part:
 
     @property
     def scales(self) -> frozenset[str]:
-        """Names of tensors of scales, in the files or made."""
+        """Names of tensors of scales, as the runner has them."""
         return frozenset(scale.name for scale in self.weight_format.quantized.values())
 
 
@@ -197,17 +197,31 @@ def load_weights(
     logger.info("weights: %.3f GB in %.1f s", done / 1e9, time.monotonic() - start)
 
 
-def target_tensors(folder: str | Path) -> dict[str, TensorInfo]:
-    """What the headers of a checkpoint say.
+def target_tensors(
+    folder: str | Path, other_parts: Mapping[str, str] | None = None
+) -> dict[str, TensorInfo]:
+    """The engine's names of a checkpoint's tensors -> what its headers say.
+
+    Parts that are left out, which `load_weights` explains, are not among them.
 
     Raises:
         ConfigError: no weights, a broken file, or files and index that disagree.
     """
     tensors: dict[str, TensorInfo] = {}
     for file in checkpoint_files(folder):
-        tensors |= file.tensors
+        tensors |= {
+            engine_name(name): info
+            for name, info in file.tensors.items()
+            if not name.startswith((IMAGE_PREFIX, *(other_parts or ())))
+        }
         file.close()
     return tensors
+
+
+def engine_name(name: str) -> str:
+    """The name under which the engine expects a target's tensor of the files."""
+    inner = name.removeprefix(TEXT_PREFIX)
+    return name if inner == name else f"model.{inner}"
 
 
 def _target_part(
@@ -267,10 +281,10 @@ def _draft_part(runner: _C.Runner, model: DraftModel) -> _Part:
 def _load(part: _Part, file: SafetensorsFile, name: str) -> int:
     """Gives one tensor to the runner; returns its bytes."""
     dtype, data = file.tensors[name].dtype, file.data(name)
-    num_bytes, where = len(data), f"{file.path}: {name}"
-    scale = part.weight_format.quantized.get(name)
+    num_bytes, where, inner = len(data), f"{file.path}: {name}", part.runner_names[name]
+    scale = part.weight_format.quantized.get(inner)
     is_made = scale is not None and part.weight_format.is_made
-    if dtype == FLOAT16 and name in part.scales:
+    if dtype == FLOAT16 and inner in part.scales:
         import numpy
 
         wide = numpy.frombuffer(data, numpy.float16).astype(numpy.float32)
@@ -282,9 +296,9 @@ def _load(part: _Part, file: SafetensorsFile, name: str) -> int:
         dtype, data = "BF16", memoryview(memory).cast("B").toreadonly()
     try:
         if scale is not None and is_made:
-            load_made(part.load, name, file.tensor(name), scale, where)
+            load_made(part.load, inner, file.tensor(name), scale, where)
         else:
-            part.load(part.runner_names[name], data, dtype)
+            part.load(inner, data, dtype)
     except ValueError as error:  # a type that the runner does not take for this tensor
         remedy = f": {part.remedy}" if dtype == "F32" else ""
         raise ConfigError(f"{where}: {error}{remedy}") from None
@@ -323,7 +337,8 @@ def _check_tensors(part: _Part) -> None:
                 f"{info.path}: {name}: expected shape {list(shape)} (from config.json), "
                 f"found {list(info.shape)}"
             )
-        is_coded = name in part.weight_format.quantized and not part.weight_format.is_made
+        quantized = part.weight_format.quantized
+        is_coded = part.runner_names[name] in quantized and not part.weight_format.is_made
         dtypes = (CODES,) if is_coded else part.dtypes
         if info.dtype == CODES and not is_coded:
             raise ConfigError(

@@ -93,11 +93,7 @@ def load_engine(
         draft_model=chosen.draft_model,
         weight_format=planned.weight_format,
         load_format=config.load_format,
-        other_parts={
-            spec.target_prefix: f"--method {spec.name} drafts with it"
-            for spec in drafters.all_drafters()
-            if spec.target_prefix
-        },
+        other_parts=drafters.parts_of_targets(),
     )
     phases.end("weights")
     runner.finish_loading()

@@ -261,8 +261,8 @@ def plan_memory(
     grammar_bytes = host_bytes // GRAMMAR_SHARE
     fixed_bytes = sum(fixed.values()) + (grammar_bytes if device.is_host else 0)
     left_bytes = memory.budget_bytes - fixed_bytes
-    # The step that folds a running state writes other pages than it reads.
-    num_state_pages = 2 * runner_plan.num_base_pages
+    # A step that folds a running state writes other pages than it reads, as does one ahead of it.
+    num_state_pages = (2 if device.is_host else 3) * runner_plan.num_base_pages
     pages_per_seq = -(-max_model_len // page_size) + num_state_pages
     kv_bytes, flag = config.kv_cache_memory, device.kv_flag(config)
     fewer = ", or run fewer --replicas" if memory.num_engines > 1 else ""

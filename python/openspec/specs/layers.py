@@ -29,9 +29,13 @@ class AttentionSpec:
     """Tokens that a row sees, the last ones; 0: all."""
 
 
+DELTA_HEAD_DIM = 128
+"""Of the heads of a DeltaNetSpec, keys and values."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNetSpec:
-    """Gated DeltaNet: linear attention with a running state, in heads of 128."""
+    """Gated DeltaNet: linear attention with a running state."""
 
     num_key_heads: int
     num_value_heads: int

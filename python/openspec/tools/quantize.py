@@ -26,11 +26,14 @@ from openspec.checkpoint.quantization.declared import BLOCK, BLOCKS, CONFIG
 from openspec.checkpoint.quantization.made import quantized
 from openspec.checkpoint.quantization.weight_format import MADE, WeightFormat, made_format
 from openspec.checkpoint.targets.config import ModelConfig
-from openspec.checkpoint.weights import INDEX_FILE, checkpoint_files
+from openspec.checkpoint.weights import INDEX_FILE, checkpoint_files, engine_name
 from openspec.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+
+OF_HYBRIDS = (r"re:.*\.in_proj_[ab]$", r"re:.*visual\..*", r"re:mtp\..*")
+"""Modules of hybrid models that stay as they are."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +82,7 @@ def write_quantized(source: Path, target: Path, wanted: str) -> str:
             index = {"metadata": {}, "weight_map": weight_map}
             (target / INDEX_FILE).write_text(json.dumps(index, indent=1))
         config = json.loads((root / "config.json").read_text())
-        config[CONFIG] = _config(MADE[wanted])
+        config[CONFIG] = _config(MADE[wanted], is_hybrid=model.spec.kind == "hybrid")
         (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     except OSError as error:
         raise ConfigError(f"{target}: cannot be written: {error}; name another folder") from None
@@ -93,10 +96,10 @@ def _write_weights(root: Path, target: Path, made: WeightFormat) -> dict[str, st
     for file in checkpoint_files(root):
         tensors: dict[str, torch.Tensor] = {}
         for name in file.tensors:
-            tensor, scale = file.tensor(name), made.quantized.get(name)
+            tensor, scale = file.tensor(name), made.quantized.get(engine_name(name))
             if scale is not None:
                 where = f"{file.path}: {name}"
-                tensor, tensors[scale.name] = quantized(tensor, scale.form, where)
+                tensor, tensors[f"{name}_scale"] = quantized(tensor, scale.form, where)
             tensors[name] = tensor
         save_file(tensors, target / file.path.name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file.path.name)
@@ -104,7 +107,7 @@ def _write_weights(root: Path, target: Path, made: WeightFormat) -> dict[str, st
     return weight_map
 
 
-def _config(form: str) -> dict[str, Any]:
+def _config(form: str, *, is_hybrid: bool) -> dict[str, Any]:
     """As llm-compressor writes it for weights like these, with activations that are scaled live."""
     numbers = {"num_bits": 8, "type": "float", "symmetric": True}
     weights: dict[str, Any] = {**numbers, "strategy": form, "dynamic": False}
@@ -118,5 +121,5 @@ def _config(form: str) -> dict[str, Any]:
         "format": "float-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
+        "ignore": ["lm_head", *(OF_HYBRIDS if is_hybrid else ())],
     }

@@ -220,6 +220,7 @@ class Step {
     p.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
     p.dtype = DType::kBF16;
     p.max_tokens = max_tokens + layout.spare_context;
+    p.rows.may_have_trees = shape.head_dim <= 128;
     p.first_token = sequences.empty() ? 0 : sequences.front().first_token;
     p.is_causal = sequences.empty() || sequences.front().is_causal;
     p.window = sequences.empty() ? 0 : sequences.front().window;
@@ -227,7 +228,7 @@ class Step {
     p.out = keep(Bits(q.size(), 0xffff));
     out_ = buffers_.back().get();
     buffers_.push_back(std::make_unique<DeviceBuffer>(span_attention_workspace_bytes_cuda(
-        p.rows.num_rows, p.rows.num_spans, p.num_q_heads, p.max_tokens)));
+        p.rows.num_rows, p.rows.num_spans, p.num_q_heads, shape.head_dim, p.max_tokens)));
     p.workspace = buffers_.back()->as<float>();
   }
 
@@ -238,7 +239,7 @@ class Step {
     const Bits first = run_once(params_);
     CHECK(run_behind_fence(params_) == first);
     SpanAttentionParams known_spans = params_;
-    known_spans.rows.expected_span_rows = most_span_rows_;
+    known_spans.rows.max_span_rows = most_span_rows_;
     CHECK(run_once(known_spans) == first);
     if (!has_trees_) {
       SpanAttentionParams chains = params_;

@@ -128,7 +128,7 @@ class Rank {
                             .span_kv_len = zero.as<int32_t>(),
                             .span_seq = zero.as<int32_t>(),
                             .may_have_trees = false,
-                            .expected_span_rows = num_rows};
+                            .max_span_rows = num_rows};
     const ExecContext exec = {.device = Device::kCuda, .stream = stream_.handle()};
     const TargetMemory memory = {{page.as<int32_t>(), kNumPages}, kv_, {}};
     target_->forward(exec, batch, memory, kCaptures, captured_.data());

@@ -37,4 +37,15 @@ inline std::array<float, 2> normed(uint16_t x, double scale, float weight) {
   return values;
 }
 
+/// bf16(x * scale * weight), likewise.
+inline std::array<float, 2> normed_once(uint16_t x, double scale, float weight) {
+  std::array<float, 2> values;
+  for (size_t i = 0; i < 2; ++i) {
+    const double product = static_cast<double>(from_bf16(x)) * scale * static_cast<double>(weight) *
+                           (i == 0 ? 1 - 2e-6 : 1 + 2e-6);
+    values[i] = from_bf16(to_bf16(static_cast<float>(product)));
+  }
+  return values;
+}
+
 }  // namespace openspec::testing

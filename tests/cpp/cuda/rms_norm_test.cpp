@@ -23,6 +23,7 @@ struct Input {
   std::vector<float> partials;  // [num_partials, num_rows, width], or empty
   std::vector<float> weight;
   bool starts_residual = false;
+  bool rounds_once = false;
 
   size_t num_partials() const { return partials.size() / residual.size(); }
 };
@@ -57,6 +58,7 @@ RmsNormParams shape_of(const Input& input) {
   RmsNormParams params;
   params.num_partials = static_cast<int>(input.num_partials());
   params.starts_residual = input.starts_residual;
+  params.rounds_once = input.rounds_once;
   params.num_rows = static_cast<int>(input.num_rows);
   params.width = static_cast<int>(input.width);
   params.eps = kEps;
@@ -117,7 +119,8 @@ void check_result(const Input& input, const Result& result) {
     const double scale = exact_scale(x, input.width, static_cast<double>(kEps));
     for (size_t i = 0; i < input.width; ++i) {
       const float got = from_bf16(result.out[row * input.width + i]);
-      const auto allowed = normed(x[i], scale, input.weight[i]);
+      const auto allowed = input.rounds_once ? normed_once(x[i], scale, input.weight[i])
+                                             : normed(x[i], scale, input.weight[i]);
       if (got != allowed[0] && got != allowed[1]) CHECK_EQ(got, allowed[0]);
     }
   }
@@ -146,6 +149,22 @@ TEST(rms_norm_matches_reference) {
   }
   const Input many = random_input(rng, 5000, 320, Delta::kPartials, 4);
   check_result(many, run_cuda(many));
+}
+
+TEST(rms_norm_that_rounds_once_matches_reference) {
+  Rng rng(10);
+  for (const size_t width : {48, 320, 2560, 4096, 5120, 12288}) {
+    for (const Delta kind : {Delta::kNone, Delta::kRow, Delta::kPartials}) {
+      if (width > 8192 && kind != Delta::kNone) continue;
+      Input input = random_input(rng, 5, width, kind, 4);
+      const Result twice = run_cuda(input);
+      input.rounds_once = true;
+      const Result once = run_cuda(input);
+      check_result(input, once);
+      CHECK(once.residual == twice.residual);
+      CHECK(once.out != twice.out);
+    }
+  }
 }
 
 // Zeros of both signs stay what they are, and nothing of what was there before is read.

@@ -18,7 +18,7 @@ NeedsDevice needs_device;
 using Bits = std::vector<uint16_t>;
 constexpr float kEps = 1e-6f;
 
-std::vector<float> inverse_frequencies(int head_dim) {
+std::vector<float> inverse_frequencies(int head_dim) {  // of what turns
   std::vector<float> inv_freq;
   for (int j = 0; j < head_dim / 2; ++j) {
     inv_freq.push_back(static_cast<float>(std::pow(1e6, -2.0 * j / head_dim)));
@@ -37,10 +37,20 @@ struct Input {
   std::vector<int64_t> slots;  // [num_rows]
   std::vector<float> q_norm;   // [head_dim] or empty
   std::vector<float> k_norm;
+  // Of RopeAppendParams.
+  bool has_gates = false, rounds_once = false;
+  int rotary_dim = 0;
 
   size_t num_rows() const { return slots.size(); }
   size_t dim() const { return static_cast<size_t>(head_dim); }
-  size_t num_heads() const { return static_cast<size_t>(num_q_heads + 2 * num_kv_heads); }
+  size_t num_heads() const {
+    return static_cast<size_t>((has_gates ? 2 : 1) * num_q_heads + 2 * num_kv_heads);
+  }
+  /// Of a row of qkv, where a head of q, K or V is.
+  size_t head_in(size_t head) const {
+    return has_gates ? head + std::min(head, static_cast<size_t>(num_q_heads)) : head;
+  }
+  size_t turning() const { return rotary_dim > 0 ? static_cast<size_t>(rotary_dim) : dim(); }
   size_t kv_size() const {
     return static_cast<size_t>(num_pages * 2 * num_kv_heads * page_size) * dim();
   }
@@ -53,8 +63,10 @@ struct Input {
 };
 
 Input random_input(Rng& rng, int num_q_heads, int num_kv_heads, int head_dim, int page_size,
-                   int num_rows) {
+                   int num_rows, int rotary_dim = 0, bool has_gates = false) {
   Input input;
+  input.rotary_dim = rotary_dim;
+  input.has_gates = has_gates;
   input.num_q_heads = num_q_heads;
   input.num_kv_heads = num_kv_heads;
   input.head_dim = head_dim;
@@ -62,7 +74,7 @@ Input random_input(Rng& rng, int num_q_heads, int num_kv_heads, int head_dim, in
   input.num_pages = num_rows / page_size + 3;
   const size_t rows = static_cast<size_t>(num_rows);
   input.qkv = to_bf16(rng.normals(rows * input.num_heads() * input.dim(), 2));
-  const std::vector<float> inv_freq = inverse_frequencies(head_dim);
+  const std::vector<float> inv_freq = inverse_frequencies(static_cast<int>(input.turning()));
   // Distinct slots, in no order; every seventh row writes no KV.
   const int num_slots = input.num_pages * page_size;
   const int begin = rng.integer(0, num_slots - 1);
@@ -81,8 +93,8 @@ Input row_of(const Input& input, size_t row) {
   Input one = input;
   const size_t width = input.num_heads() * input.dim();
   one.qkv.assign(input.qkv.data() + row * width, input.qkv.data() + (row + 1) * width);
-  one.cos_sin.assign(input.cos_sin.data() + row * input.dim(),
-                     input.cos_sin.data() + (row + 1) * input.dim());
+  one.cos_sin.assign(input.cos_sin.data() + row * input.turning(),
+                     input.cos_sin.data() + (row + 1) * input.turning());
   one.slots = {input.slots[row]};
   return one;
 }
@@ -97,6 +109,9 @@ RopeAppendParams shape_of(const Input& input) {
   params.rows.num_rows = static_cast<int>(input.num_rows());
   params.kv = {nullptr, input.num_kv_heads, input.head_dim, input.page_size};
   params.num_q_heads = input.num_q_heads;
+  params.has_gates = input.has_gates;
+  params.rotary_dim = input.rotary_dim;
+  params.rounds_once = input.rounds_once;
   params.eps = kEps;
   params.dtype = DType::kBF16;
   return params;
@@ -121,14 +136,20 @@ Result run_cuda(const Input& input) {
 }
 
 /// Every element is one that the op's rounding steps allow (norm_testing.h).
-void check_rotated_head(const uint16_t* head, const std::vector<float>& weight,
-                        const float* cos_sin, size_t dim, const uint16_t* got) {
+void check_rotated_head(const Input& input, const uint16_t* head, const std::vector<float>& weight,
+                        const float* cos_sin, const uint16_t* got) {
+  const size_t dim = input.dim(), half = input.turning() / 2;
   const double scale = exact_scale(head, dim, static_cast<double>(kEps));
-  const size_t half = dim / 2;
   const auto values = [&](size_t i) -> std::array<float, 2> {
-    if (!weight.empty()) return normed(head[i], scale, weight[i]);
-    return {from_bf16(head[i]), from_bf16(head[i])};
+    if (weight.empty()) return {from_bf16(head[i]), from_bf16(head[i])};
+    return input.rounds_once ? normed_once(head[i], scale, weight[i])
+                             : normed(head[i], scale, weight[i]);
   };
+  for (size_t i = 2 * half; i < dim; ++i) {  // what does not turn
+    const auto allowed = values(i);
+    const float found = from_bf16(got[i]);
+    if (found != allowed[0] && found != allowed[1]) CHECK_EQ(found, allowed[0]);
+  }
   // Products and sum rounded to fp32 one by one, whatever the host's compiler fuses.
   const auto product = [](float a, float b) {
     return static_cast<float>(static_cast<double>(a) * static_cast<double>(b));
@@ -161,17 +182,17 @@ void check_result(const Input& input, const Result& result) {
   std::vector<bool> is_written(input.kv_size(), false);
   for (size_t row = 0; row < input.num_rows(); ++row) {
     const uint16_t* heads = input.qkv.data() + row * input.num_heads() * dim;
-    const float* cos_sin = input.cos_sin.data() + row * dim;
+    const float* cos_sin = input.cos_sin.data() + row * input.turning();
     for (size_t head = 0; head < num_q; ++head) {
-      check_rotated_head(heads + head * dim, input.q_norm, cos_sin, dim,
+      check_rotated_head(input, heads + input.head_in(head) * dim, input.q_norm, cos_sin,
                          result.q.data() + (row * num_q + head) * dim);
     }
     if (input.slots[row] < 0) continue;
     for (size_t head = 0; head < 2 * num_kv; ++head) {
       const size_t at = input.kv_at(input.slots[row], head);
-      const uint16_t* from = heads + (num_q + head) * dim;
+      const uint16_t* from = heads + input.head_in(num_q + head) * dim;
       if (head < num_kv) {
-        check_rotated_head(from, input.k_norm, cos_sin, dim, result.kv.data() + at);
+        check_rotated_head(input, from, input.k_norm, cos_sin, result.kv.data() + at);
       } else {
         CHECK(std::memcmp(result.kv.data() + at, from, dim * 2) == 0);
       }
@@ -239,6 +260,27 @@ TEST(rope_append_matches_reference) {
   check_result(input, run_cuda(input));
   input.k_norm.clear();
   check_result(input, run_cuda(input));
+}
+
+TEST(heads_that_turn_partly_beside_gates_match_reference) {
+  Rng rng(7);
+  for (const int rotary_dim : {8, 64, 128}) {
+    for (const bool has_gates : {false, true}) {
+      for (const bool rounds_once : {false, true}) {
+        for (const Heads heads : {Heads{16, 4}, Heads{24, 4}, Heads{2, 1}}) {
+          Input input = random_input(rng, heads.q, heads.kv, 256, 16, 23, rotary_dim, has_gates);
+          input.rounds_once = rounds_once;
+          const Result all = run_cuda(input);
+          check_result(input, all);
+          const Result alone = run_cuda(row_of(input, 11));
+          const size_t q_width = static_cast<size_t>(heads.q) * input.dim();
+          CHECK(std::memcmp(alone.q.data(), all.q.data() + 11 * q_width, q_width * 2) == 0);
+        }
+      }
+    }
+  }
+  Input whole = random_input(rng, 8, 2, 128, 16, 20, /*rotary_dim=*/0, /*has_gates=*/true);
+  check_result(whole, run_cuda(whole));
 }
 
 TEST(rope_append_rows_are_invariant_bit_for_bit) {
@@ -351,6 +393,8 @@ TEST(rope_refuses_what_it_cannot_do) {
   CHECK_EQ(result_of([](RopeAppendParams& p) { p.kv.head_dim = 96; }), kInvalid);
   CHECK_EQ(result_of([](RopeAppendParams& p) { p.kv.page_size = 0; }), kInvalid);
   CHECK_EQ(result_of([](RopeAppendParams& p) { ++p.cos_sin; }), kInvalid);
+  CHECK_EQ(result_of([](RopeAppendParams& p) { p.rotary_dim = 12; }), kInvalid);
+  CHECK_EQ(result_of([](RopeAppendParams& p) { p.rotary_dim = 72; }), kInvalid);
   CHECK_EQ(result_of([](RopeAppendParams& p) { p.rows.num_rows = 0; }),
            static_cast<int>(cudaSuccess));
   AppendContextParams context;

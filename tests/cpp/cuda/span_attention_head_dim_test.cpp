@@ -1,5 +1,5 @@
-// Heads of 64, and every ratio of q heads to KV heads for heads of both sizes. What is general of
-// attention is in span_attention_test.cpp.
+// Heads of 64 and of 256, and every ratio of q heads to KV heads for heads of all sizes. What is
+// general of attention is in span_attention_test.cpp.
 
 #include <algorithm>
 
@@ -13,32 +13,13 @@ namespace {
 
 NeedsDevice needs_device;
 
-constexpr int kSmall = 64;
-
-}  // namespace
-
-TEST(every_ratio_matches_the_reference) {
-  Rng rng(1);
-  for (const int head_dim : {64, 128}) {
-    for (int group = 1; group <= 8; ++group) {
-      const Shape shape = {2 * group, 2, head_dim};
-      std::vector<Sequence> sequences;
-      for (const int kv_len : {0, 1, 63, 64, 130, 511, 700}) {
-        sequences.push_back(random_sequence(rng, shape, kv_len, rng.integer(1, 17)));
-        sequences.push_back(random_sequence(rng, shape, kv_len, rng.integer(2, 40), Form::kBushy));
-      }
-      sequences.push_back(random_sequence(rng, shape, 300, 150));
-      check_rows(shape, sequences, run(rng, shape, sequences), 3);
-    }
-  }
-}
+constexpr int kSmall = 64, kLarge = 256;
 
 // Whatever chunk a row comes in, whatever else is in the step: one row, few, a prompt.
-TEST(small_heads_are_invariant_bit_for_bit) {
-  Rng rng(2);
+void check_chunks(Rng& rng, int head_dim, int num_kv_heads) {
   constexpr int kTokens = 1100;
   for (const int group : {1, 4, 7}) {
-    const Shape shape = {8 * group, 8, kSmall};
+    const Shape shape = {num_kv_heads * group, num_kv_heads, head_dim};
     const Sequence whole = random_sequence(rng, shape, 0, kTokens);
     const Bits expected = run(rng, shape, {whole});
     check_rows(shape, {whole}, expected, 97);
@@ -66,9 +47,7 @@ TEST(small_heads_are_invariant_bit_for_bit) {
   }
 }
 
-TEST(large_batches_of_small_heads_are_invariant_bit_for_bit) {
-  Rng rng(3);
-  const Shape shape = {14, 2, kSmall};
+void check_large_batches(Rng& rng, const Shape& shape) {
   for (const int num_sequences : {40, 160}) {
     std::vector<Sequence> sequences;
     for (int i = 0; i < num_sequences; ++i) {
@@ -86,6 +65,61 @@ TEST(large_batches_of_small_heads_are_invariant_bit_for_bit) {
       at += num_rows;
     }
   }
+}
+
+void check_windows(Rng& rng, const Shape& shape) {
+  for (const bool is_causal : {true, false}) {
+    for (const int window : {0, 70}) {
+      std::vector<Sequence> sequences;
+      for (const int kv_len : {0, 65, 300, 640}) {
+        Sequence s = random_sequence(rng, shape, kv_len, rng.integer(1, 16));
+        s.is_causal = is_causal;
+        s.window = window;
+        s.window_follows_rows = is_causal && window > 0;
+        sequences.push_back(s);
+      }
+      check_rows(shape, sequences, run(rng, shape, sequences));
+    }
+  }
+}
+
+}  // namespace
+
+TEST(every_ratio_matches_the_reference) {
+  Rng rng(1);
+  for (const int head_dim : {kSmall, 128, kLarge}) {
+    for (int group = 1; group <= 8; ++group) {
+      const Shape shape = {2 * group, 2, head_dim};
+      std::vector<Sequence> sequences;
+      for (const int kv_len : {0, 1, 63, 64, 130, 511, 700}) {
+        sequences.push_back(random_sequence(rng, shape, kv_len, rng.integer(1, 17)));
+        const Form form = head_dim == kLarge ? Form::kChain : Form::kBushy;
+        sequences.push_back(random_sequence(rng, shape, kv_len, rng.integer(2, 40), form));
+      }
+      sequences.push_back(random_sequence(rng, shape, 300, 150));
+      check_rows(shape, sequences, run(rng, shape, sequences), 3);
+    }
+  }
+}
+
+TEST(small_heads_are_invariant_bit_for_bit) {
+  Rng rng(2);
+  check_chunks(rng, kSmall, 8);
+}
+
+TEST(large_heads_are_invariant_bit_for_bit) {
+  Rng rng(7);
+  check_chunks(rng, kLarge, 2);
+}
+
+TEST(large_batches_of_small_heads_are_invariant_bit_for_bit) {
+  Rng rng(3);
+  check_large_batches(rng, {14, 2, kSmall});
+}
+
+TEST(large_batches_of_large_heads_are_invariant_bit_for_bit) {
+  Rng rng(8);
+  check_large_batches(rng, {12, 2, kLarge});
 }
 
 TEST(trees_of_small_heads_equal_chains_bit_for_bit) {
@@ -106,22 +140,34 @@ TEST(trees_of_small_heads_equal_chains_bit_for_bit) {
   }
 }
 
-TEST(windows_and_blocks_of_small_heads_match_the_reference) {
-  Rng rng(5);
-  const Shape shape = {8, 2, kSmall};
-  for (const bool is_causal : {true, false}) {
-    for (const int window : {0, 70}) {
-      std::vector<Sequence> sequences;
-      for (const int kv_len : {0, 65, 300, 640}) {
-        Sequence s = random_sequence(rng, shape, kv_len, rng.integer(1, 16));
-        s.is_causal = is_causal;
-        s.window = window;
-        s.window_follows_rows = is_causal && window > 0;
-        sequences.push_back(s);
-      }
-      check_rows(shape, sequences, run(rng, shape, sequences));
+// Every kernel for large heads, cut into ranges of every size.
+TEST(all_ways_with_large_heads_give_the_same_bits) {
+  Rng rng(9);
+  const Shape shape = {12, 2, kLarge};
+  const std::vector<Sequence> sequences = {random_sequence(rng, shape, 1500, 4),
+                                           random_sequence(rng, shape, 130, 1),
+                                           random_sequence(rng, shape, 0, 70)};
+  Step step(rng, shape, sequences, {});
+  const Bits expected = step.run();
+  int num_ways = 0;
+  for (const int tile_pairs : {16, 32, 64}) {
+    for (const int range_blocks : {1, 3, 8, 12, 24, 1 << 28}) {
+      const Bits out = step.run({.kernel = AttentionChoice::Kernel::kCta,
+                                 .tile_pairs = tile_pairs,
+                                 .ctas_per_sm = 1,
+                                 .range_blocks = range_blocks});
+      if (out.empty()) continue;
+      CHECK(out == expected);
+      ++num_ways;
     }
   }
+  CHECK_EQ(num_ways, 18);
+}
+
+TEST(windows_and_blocks_of_other_heads_match_the_reference) {
+  Rng rng(5);
+  check_windows(rng, {8, 2, kSmall});
+  check_windows(rng, {8, 2, kLarge});
 }
 
 TEST(heads_of_other_sizes_are_refused) {
@@ -132,4 +178,7 @@ TEST(heads_of_other_sizes_are_refused) {
   params.kv.head_dim = 96;
   CHECK(span_attention_plan_cuda(params, nullptr) != 0);
   CHECK(span_attention_cuda(params, nullptr) != 0);
+  params.kv.head_dim = kLarge;
+  params.rows.may_have_trees = true;
+  CHECK(span_attention_plan_cuda(params, nullptr) != 0);
 }

@@ -11,6 +11,7 @@
 #include "core/draft_merge.h"
 #include "core/row_layout.h"
 #include "cuda/cuda_testing.h"
+#include "kernels/delta_net/delta_states.h"
 
 using namespace openspec;
 using testing::DeviceBuffer;
@@ -23,12 +24,14 @@ using Ids = std::vector<int32_t>;
 using Floats = std::vector<float>;
 
 constexpr int kSeqs = 40, kMaxLen = 400, kPageSize = 16, kVocab = 90, kDrafts = 40, kRing = 3;
+constexpr int kPagesPerBase = 37;  // of a running state
 constexpr int kPagesPerSeq = (kMaxLen + 2 * (1 + kDrafts) + kPageSize - 1) / kPageSize;
 
 struct Sequence {
   Ids tokens, pages, stop_ids;
   int kv_len = 0, prompt_len = 1, max_num_tokens = kMaxLen, min_tokens = 0;
   bool is_active = true, scores_prompt = false;
+  int num_folded = 0;
 };
 
 struct Step {
@@ -78,6 +81,7 @@ struct Case {
       sequence.scores_prompt = rng.integer(0, 4) == 0;
       const bool decodes = rng.integer(0, 2) > 0;
       sequence.kv_len = decodes ? count - 1 : rng.integer(0, count - 1);
+      sequence.num_folded = std::max(0, folded_blocks(sequence.kv_len) - rng.integer(0, 1));
     }
     for (int slot = 0; slot < kSeqs; ++slot) {
       if (rng.integer(0, 3) == 0) continue;
@@ -87,7 +91,8 @@ struct Case {
       step.spans.push_back({.slot = slot,
                             .num_new_tokens = num_new,
                             .max_drafts = num_new == left ? rng.integer(0, most) : 0,
-                            .acceptance = static_cast<float>(rng.integer(0, 4)) / 4});
+                            .acceptance = static_cast<float>(rng.integer(0, 4)) / 4,
+                            .folds = rng.integer(0, 2) > 0});
       step.drafts.push_back(random_draft(rng, kind, most));
     }
   }
@@ -108,7 +113,11 @@ struct OnDevice {
         spans(kSeqs * sizeof(StepSpan)),
         host_spans(kSeqs * sizeof(StepSpan)),
         slot_updates(kSeqs * sizeof(SlotUpdate)),
-        page_updates(size_t{kSeqs} * kPagesPerSeq * sizeof(PageUpdate)) {
+        page_updates(size_t{kSeqs} * kPagesPerSeq * sizeof(PageUpdate)),
+        num_folded(size_t{kSeqs} * 4),
+        base_pages(Ids(size_t{kSeqs} * kPagesPerBase, -3)),
+        base_targets(base_pages.bytes()),
+        host_targets(targets_of(at)) {
     Ids history(size_t{kSeqs} * kMaxLen, -7), stops(size_t{kSeqs} * 4, -7);
     std::vector<SamplingParams> params(kSeqs);
     std::vector<SlotUpdate> slots;
@@ -128,7 +137,8 @@ struct OnDevice {
                        .kv_len = sequence.kv_len,
                        .prompt_len = sequence.prompt_len,
                        .max_num_tokens = sequence.max_num_tokens,
-                       .is_active = sequence.is_active});
+                       .is_active = sequence.is_active,
+                       .num_folded = sequence.num_folded});
       for (int i = 0; i < kPagesPerSeq; ++i) {
         page_list.push_back({slot, i, sequence.pages[static_cast<size_t>(i)]});
       }
@@ -156,11 +166,26 @@ struct OnDevice {
             .is_active = number + 4 * kSeqs,
             .pages = pages.as<int32_t>(),
             .max_pages_per_seq = kPagesPerSeq,
-            .sampling = sampling.as<SamplingParams>()};
+            .sampling = sampling.as<SamplingParams>(),
+            .base_pages = base_pages.as<int32_t>(),
+            .base_targets = base_targets.as<int32_t>(),
+            .num_folded = num_folded.as<int32_t>(),
+            .pages_per_base = kPagesPerBase};
+  }
+  /// Page i that span s folds into.
+  static int32_t target(size_t span, size_t i) { return static_cast<int32_t>(1000 * span + i); }
+  static Ids targets_of(const Case& at) {
+    Ids targets(size_t{kSeqs} * kPagesPerBase, -5);
+    for (size_t s = 0; s < at.step.spans.size(); ++s) {
+      for (size_t i = 0; at.step.spans[s].folds != 0 && i < kPagesPerBase; ++i) {
+        targets[s * kPagesPerBase + i] = target(s, i);
+      }
+    }
+    return targets;
   }
   StepInput input() const { return {header.as<StepHeader>(), spans.as<StepSpan>()}; }
   DeviceBuffer tokens, numbers, pages, sampling, stop_ids, header, spans, host_spans, slot_updates,
-      page_updates;
+      page_updates, num_folded, base_pages, base_targets, host_targets;
   StepHeader host_header;
 };
 
@@ -289,6 +314,7 @@ struct DeviceCheck {
                                 .host_spans = device.host_spans.as<StepSpan>(),
                                 .slot_updates = device.slot_updates.as<SlotUpdate>(),
                                 .page_updates = device.page_updates.as<PageUpdate>(),
+                                .base_targets = device.host_targets.as<int32_t>(),
                                 .table = device.table(),
                                 .max_spans = kSeqs,
                                 .out_header = device.header.as<StepHeader>(),
@@ -323,7 +349,9 @@ struct DeviceCheck {
          .first_choice = first_choice.as<int32_t>(),
          .sample_begin = sample_begin.as<int32_t>(),
          .sample_row = sample_row.as<int32_t>(),
-         .score_token = score_token.as<int32_t>()},
+         .score_token = score_token.as<int32_t>(),
+         .folded_read = folded_read.as<int32_t>(),
+         .folded_write = folded_write.as<int32_t>()},
         nullptr));
   }
 
@@ -357,6 +385,13 @@ struct DeviceCheck {
     CHECK_EQ(head(sample_begin, num_spans + 1), expected.sample_begin);
     CHECK_EQ(head(sample_row, samples), padded(expected.sample_row, samples, -1));
     CHECK_EQ(head(score_token, samples), padded(expected.score_token, samples, -1));
+    Ids read, write;
+    for (size_t s = 0; s < num_spans; ++s) {
+      read.push_back(sequence_of(s).num_folded);
+      write.push_back(folded_of(s));
+    }
+    CHECK_EQ(head(folded_read, kSeqs), padded(read, kSeqs, 0));
+    CHECK_EQ(head(folded_write, kSeqs), padded(write, kSeqs, 0));
   }
 
   /// Choices that follow the drafts for a while.
@@ -400,6 +435,8 @@ struct DeviceCheck {
          .first_choice = first_choice.as<int32_t>(),
          .sample_begin = sample_begin.as<int32_t>(),
          .chosen = chosen.as<int32_t>(),
+         .folded_read = folded_read.as<int32_t>(),
+         .folded_write = folded_write.as<int32_t>(),
          .num_spans = kSeqs,
          .max_spans = kSeqs,
          .max_drafts = kDrafts,
@@ -426,10 +463,29 @@ struct DeviceCheck {
   }
 
   void check_guards() const {
-    for (const DeviceBuffer* buffer :
-         {&token, &position, &span, &parent, &kv_slot, &span_begin, &sample_begin, &sample_row,
-          &score_token, &out_tokens, &out_samples, &out_drafts, &out_parents, &out_scores,
-          &committed_row, &outcomes, &device.tokens, &device.numbers}) {
+    for (const DeviceBuffer* buffer : {&token,
+                                       &position,
+                                       &span,
+                                       &parent,
+                                       &kv_slot,
+                                       &span_begin,
+                                       &sample_begin,
+                                       &sample_row,
+                                       &score_token,
+                                       &out_tokens,
+                                       &out_samples,
+                                       &out_drafts,
+                                       &out_parents,
+                                       &out_scores,
+                                       &committed_row,
+                                       &outcomes,
+                                       &folded_read,
+                                       &folded_write,
+                                       &device.tokens,
+                                       &device.numbers,
+                                       &device.num_folded,
+                                       &device.base_pages,
+                                       &device.base_targets}) {
       CHECK(buffer->guard_is_whole());
     }
   }
@@ -447,9 +503,12 @@ struct DeviceCheck {
           committed_rows(of.committed_row.download<int32_t>()),
           num_computed(of.num_computed_rows.download<int32_t>()),
           numbers(of.device.numbers.download<int32_t>()),
+          num_folded(of.device.num_folded.download<int32_t>()),
+          base_pages(of.device.base_pages.download<int32_t>()),
           scores(of.out_scores.download<float>()) {}
     std::vector<StepOutcome> outcomes;
-    Ids tokens, samples, drafts, parents, history, committed_rows, num_computed, numbers;
+    Ids tokens, samples, drafts, parents, history, committed_rows, num_computed, numbers,
+        num_folded, base_pages;
     Floats scores;
   };
 
@@ -463,6 +522,14 @@ struct DeviceCheck {
   const StepSpan& span_at(size_t s) const { return at.step.spans[s]; }
   const Sequence& sequence_of(size_t s) const {
     return at.sequences[static_cast<size_t>(span_at(s).slot)];
+  }
+
+  /// Blocks in the span's base after the step.
+  int folded_of(size_t s) const {
+    const Sequence& sequence = sequence_of(s);
+    const int num_rows = expected.span_begin[s + 1] - expected.span_begin[s];
+    if (num_rows == 0 || span_at(s).folds == 0) return sequence.num_folded;
+    return std::max(sequence.num_folded, folded_after(sequence.kv_len, num_rows));
   }
 
   Run run_of(size_t s) const {
@@ -544,6 +611,12 @@ struct DeviceCheck {
     CHECK_EQ(found.numbers[slot], static_cast<int>(sequence.tokens.size() + run.tokens.size()));
     CHECK_EQ(found.numbers[kSeqs + slot], sequence.kv_len + run.num_computed);
     CHECK_EQ(found.numbers[4 * kSeqs + slot], sequence.is_active && run.finish == 0 ? 1 : 0);
+    CHECK_EQ(found.num_folded[slot], folded_of(s));
+    CHECK_EQ(found.outcomes[kSeqs + s].num_folded, folded_of(s));
+    const bool is_moved = folded_of(s) > sequence.num_folded;
+    for (size_t i = 0; i < kPagesPerBase; ++i) {
+      CHECK_EQ(found.base_pages[slot * kPagesPerBase + i], is_moved ? OnDevice::target(s, i) : -3);
+    }
     for (size_t i = 0; i < run.tokens.size(); ++i) {
       CHECK_EQ(found.history[slot * kMaxLen + sequence.tokens.size() + i], run.tokens[i]);
     }
@@ -566,7 +639,8 @@ struct DeviceCheck {
   const DeviceBuffer token{rows}, position{rows}, span{rows}, parent{rows}, kv_slot{2 * rows},
       span_begin{(kSeqs + 1) * 4}, span_kv_len{kSeqs * 4}, span_seq{kSeqs * 4},
       num_usable{kSeqs * 4}, num_granted{kSeqs * 4}, first_choice{kSeqs * 4},
-      sample_begin{(kSeqs + 1) * 4}, sample_row{static_cast<size_t>(num_samples) * 4},
+      folded_read{kSeqs * 4}, folded_write{kSeqs * 4}, sample_begin{(kSeqs + 1) * 4},
+      sample_row{static_cast<size_t>(num_samples) * 4},
       score_token{static_cast<size_t>(num_samples) * 4};
   const DeviceBuffer num_computed_rows{kSeqs * sizeof(int32_t)},
       outcomes{size_t{kRing} * kSeqs * sizeof(StepOutcome)},

@@ -21,6 +21,9 @@ const GraphBook::Limits kTree{.max_draft_tokens = 15,
                               .makes_trees = true,
                               .is_costly = true};
 
+const GraphBook::Limits kHybrid{
+    .max_draft_tokens = 4, .draft_room = 4, .takes_trees = false, .parts_spans = true};
+
 GraphBook book_of(GraphBook::Limits limits, int max_num_seqs, int max_rows) {
   limits.max_num_seqs = max_num_seqs;
   limits.max_num_batched_tokens = limits.max_num_logits_rows = max_rows;
@@ -46,7 +49,9 @@ StepShape random_step(const GraphBook::Limits& limits, std::mt19937& random) {
   const int least_rows = step.num_spans * (step.proposes && limits.is_costly ? 2 : 1);
   step.num_rows = least_rows + integer(0, 1) * integer(0, 300);
   step.has_trees = step.proposes && limits.makes_trees;
-  if (limits.max_draft_tokens > 0 && !limits.works_on_arrays) step.has_trees = integer(0, 1) == 1;
+  if (limits.max_draft_tokens > 0 && !limits.works_on_arrays && limits.takes_trees) {
+    step.has_trees = integer(0, 1) == 1;
+  }
   step.is_general = integer(0, 1) == 1;
   step.keeps_rows = !step.proposes && limits.is_costly && integer(0, 1) == 1;
   step.has_long_spans = integer(0, 1) == 1;
@@ -58,7 +63,7 @@ StepShape random_step(const GraphBook::Limits& limits, std::mt19937& random) {
 TEST(a_step_takes_the_smallest_graph_that_has_room) {
   std::mt19937 random(5);
   int num_found = 0, num_larger = 0;
-  for (GraphBook::Limits limits : {kPlain, kLookup, kOnHost, kChain, kTree}) {
+  for (GraphBook::Limits limits : {kPlain, kLookup, kOnHost, kChain, kTree, kHybrid}) {
     for (const int max_num_seqs : {1, 2, 7, 64, 256}) {
       limits.max_num_seqs = max_num_seqs;
       limits.max_num_batched_tokens = max_num_seqs == 7 ? 40 : 2048;

@@ -29,7 +29,7 @@ TEST(folds_only_what_cannot_be_rejected) {
   for (int first = 0; first < 100; ++first) {
     for (int num_new = 1; num_new < 70; ++num_new) {
       for (int num_drafts = 0; num_drafts < kMaxDeltaStepRows; ++num_drafts) {
-        const int target = SlotBases::fold_target(first, num_new + num_drafts);
+        const int target = folded_after(first, num_new + num_drafts);
         for (const int next : {first + num_new - 1, first + num_new + num_drafts}) {
           CHECK_LE(target, folded_blocks(next));
           if (num_new + num_drafts <= kMaxDeltaStepRows || num_new > 1) {
@@ -57,10 +57,6 @@ TEST(a_base_is_where_the_last_commit_left_it) {
   CHECK(bases.serves(1, 32, 63));
   CHECK(!bases.serves(1, 31, 32));
   CHECK(!bases.serves(1, 48, 64));
-  // A step that was planned for more rows than it has folds what was committed before alone.
-  CHECK_EQ(bases.fold_target(1, 40, 10, 3), 1);
-  CHECK_EQ(bases.fold_target(1, 48, 10, 3), 2);
-  CHECK_EQ(bases.fold_target(1, 48, 20, 3), 3);
   bases.add(1);
   CHECK(bases.pages(1).empty());
 }

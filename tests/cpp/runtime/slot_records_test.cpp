@@ -79,6 +79,24 @@ TEST(a_snapshot_is_what_the_ring_still_has) {
   CHECK(records.publishes(0, 3, 32, 32));
 }
 
+TEST(a_snapshot_is_what_a_step_under_way_saved) {
+  Records records(2);
+  const int ring = records.plan.ring_size;
+  records.write(0, 0, 20);
+  records.slots.save(0, /*step=*/1, 20);
+  records.write(0, 20, 20 + 2 * ring);
+  CHECK(!records.publishes(0, 1, 16, 20 + 2 * ring));
+  CHECK(records.publishes(0, 1, 20, 20 + 2 * ring));
+  records.slots.attach(1, {1, 0}, 20);
+  CHECK(records.holds(1, 19) && records.holds(1, 18));
+  // What was not whole then is not now, nor what another sequence saved.
+  records.slots.lose(0, 40);
+  records.slots.save(0, 1, 40);
+  CHECK(!records.publishes(0, 2, 40, 40 + 2 * ring));
+  records.slots.add(0);
+  CHECK(!records.publishes(0, 3, 20, 20 + 2 * ring));
+}
+
 TEST(the_last_of_a_prompt_and_of_an_answer_stay) {
   Records records;
   for (const int slot : {0, 1}) records.write(slot, 0, 8);

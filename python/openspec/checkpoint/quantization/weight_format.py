@@ -20,7 +20,7 @@ from openspec.checkpoint.quantization.declared import (
 )
 from openspec.checkpoint.tensor_info import TensorInfo, name_some
 from openspec.errors import ConfigError
-from openspec.specs.layers import AttentionSpec, ExpertsSpec, MlpSpec
+from openspec.specs.layers import DELTA_HEAD_DIM, DeltaNetSpec, ExpertsSpec, MixerSpec, MlpSpec
 from openspec.specs.target import TargetSpec, TensorScale
 
 logger = logging.getLogger(__name__)
@@ -29,9 +29,10 @@ MADE = {"fp8": CHANNEL, "fp8_per_tensor": TENSOR, "fp8_per_block": BLOCKS}
 """What --quantization makes of bfloat16 weights -> the form of their scales."""
 MATRICES = re.compile(
     r"model\.layers\.\d+\."
-    r"(self_attn\.[qkvo]_proj|mlp\.(experts\.\d+\.)?(gate|up|down)_proj)\.weight"
+    r"(self_attn\.[qkvo]_proj|linear_attn\.(in_proj_qkv|in_proj_z|out_proj)|"
+    r"mlp\.(experts\.\d+\.)?(gate|up|down)_proj)\.weight"
 )
-"""The matrices of decoder layers."""
+"""The matrices of decoder layers; not the small ones of gates."""
 HEAD = "lm_head.weight"
 _SCALES = re.compile(r"(.*)\.(weight_scale|weight_scale_inv)")
 _OF_ACTIVATIONS = re.compile(r".*\.(input_scale|input_scale_ub)")
@@ -65,6 +66,8 @@ def scale_shape(form: str, shape: Sequence[int]) -> tuple[int, ...]:
 def weight_format(tensors: Mapping[str, TensorInfo], declared: Declared) -> WeightFormat:
     """The format of a checkpoint's `tensors`, of which lists say something.
 
+    `tensors` stand under the engine's names; what they are called in the files is their own.
+
     Raises:
         ConfigError: tensors and lists do not fit each other, or a format is not read.
     """
@@ -74,8 +77,11 @@ def weight_format(tensors: Mapping[str, TensorInfo], declared: Declared) -> Weig
                 f"{info.path}: {info.name}: {_REFUSED_DTYPES[info.dtype]} ({info.dtype}) are not "
                 f"read; {INSTEAD}"
             )
-    codes = [info for info in tensors.values() if info.dtype == CODES]
-    quantized = {info.name: _scale_of(info, tensors, declared) for info in codes}
+    quantized = {
+        name: _scale_of(name, info, tensors, declared)
+        for name, info in tensors.items()
+        if info.dtype == CODES
+    }
     _check_lists(tensors, declared, quantized)
     unused = []
     for pattern, is_declared, note in (
@@ -90,7 +96,7 @@ def weight_format(tensors: Mapping[str, TensorInfo], declared: Declared) -> Weig
             "scales of K and V are not used: the KV cache has the activations' type",
         ),
     ):
-        found = [name for name in tensors if pattern.fullmatch(name)]
+        found = [info.name for info in tensors.values() if pattern.fullmatch(info.name)]
         if found or is_declared:
             logger.info("%s: %s", declared.source, note)
         unused += found
@@ -103,28 +109,17 @@ def weight_format(tensors: Mapping[str, TensorInfo], declared: Declared) -> Weig
 
 
 def made_format(spec: TargetSpec, wanted: str) -> WeightFormat:
-    """What `wanted`, a key of MADE, makes of the bfloat16 weights of a target.
-
-    Raises:
-        ConfigError: it is not made of such layers.
-    """
+    """What `wanted`, a key of MADE, makes of the bfloat16 weights of a target."""
     form, hidden = MADE[wanted], spec.hidden_size
     quantized = {}
     for i, layer in enumerate(spec.layers):
-        attention, inner = layer.mixer, layer.mlp.intermediate_size
-        if not isinstance(attention, AttentionSpec):
-            raise ConfigError(
-                f"--quantization {wanted}: not for models with layers of linear attention yet; "
-                "drop it"
-            )
-        q, kv = (n * attention.head_dim for n in (attention.num_q_heads, attention.num_kv_heads))
-        shapes = {"self_attn.q": (q, hidden), "self_attn.o": (hidden, q)}
-        shapes |= {"self_attn.k": (kv, hidden), "self_attn.v": (kv, hidden)}
+        inner = layer.mlp.intermediate_size
+        shapes = _mixer_shapes(layer.mixer, hidden)
         for mlp in _mlp_names(layer.mlp):
-            shapes |= {f"{mlp}.gate": (inner, hidden), f"{mlp}.up": (inner, hidden)}
-            shapes[f"{mlp}.down"] = (hidden, inner)
+            shapes |= {f"{mlp}.{half}_proj": (inner, hidden) for half in ("gate", "up")}
+            shapes[f"{mlp}.down_proj"] = (hidden, inner)
         for name, shape in shapes.items():
-            tensor = f"model.layers.{i}.{name}_proj.weight"
+            tensor = f"model.layers.{i}.{name}.weight"
             quantized[tensor] = TensorScale(
                 name=f"{tensor}_scale", shape=scale_shape(form, shape), form=form
             )
@@ -133,6 +128,20 @@ def made_format(spec: TargetSpec, wanted: str) -> WeightFormat:
         quantized=quantized,
         is_made=True,
     )
+
+
+def _mixer_shapes(mixer: MixerSpec, hidden: int) -> dict[str, tuple[int, int]]:
+    """The matrices of a mixer in the files, below the layer's name."""
+    if isinstance(mixer, DeltaNetSpec):
+        values = mixer.num_value_heads * DELTA_HEAD_DIM
+        channels = 2 * mixer.num_key_heads * DELTA_HEAD_DIM + values
+        shapes = {"in_proj_qkv": (channels, hidden), "in_proj_z": (values, hidden)}
+        shapes["out_proj"] = (hidden, values)
+        return {f"linear_attn.{name}": shape for name, shape in shapes.items()}
+    q, kv = (heads * mixer.head_dim for heads in (mixer.num_q_heads, mixer.num_kv_heads))
+    shapes = {"q_proj": ((2 if mixer.has_gate else 1) * q, hidden), "o_proj": (hidden, q)}
+    shapes |= {"k_proj": (kv, hidden), "v_proj": (kv, hidden)}
+    return {f"self_attn.{name}": shape for name, shape in shapes.items()}
 
 
 def _mlp_names(mlp: MlpSpec) -> list[str]:
@@ -162,10 +171,10 @@ def check_wanted(declared: Declared | None, wanted: str | None) -> None:
 
 
 def _scale_of(
-    info: TensorInfo, tensors: Mapping[str, TensorInfo], declared: Declared
+    name: str, info: TensorInfo, tensors: Mapping[str, TensorInfo], declared: Declared
 ) -> TensorScale:
-    module = info.name.removesuffix(".weight")
-    if not (MATRICES.fullmatch(info.name) or info.name == HEAD) or len(info.shape) != 2:
+    module = name.removesuffix(".weight")
+    if not (MATRICES.fullmatch(name) or name == HEAD) or len(info.shape) != 2:
         raise ConfigError(
             f"{info.path}: {info.name} {list(info.shape)} is {CODES}, which only matrices of "
             f"decoder layers and the LM head may be; {INSTEAD}"
@@ -185,7 +194,9 @@ def _scale_of(
         # A dimension of 1 may be left out, or stand beside.
         wanted = [size for size in scale_shape(form, info.shape) if size != 1]
         if form in declared.forms and [size for size in scale.shape if size != 1] == wanted:
-            return TensorScale(name=scale.name, shape=scale.shape, form=form)
+            return TensorScale(
+                name=f"{module}.{declared.scale_suffix}", shape=scale.shape, form=form
+            )
     shapes = " or ".join(
         f"{list(scale_shape(form, info.shape))} ({form})" for form in sorted(declared.forms)
     )
@@ -212,18 +223,18 @@ def _check_lists(
             "checkpoint anew, or remove the key"
         )
     for name, info in tensors.items():
-        module, is_listed = name.removesuffix(".weight"), False
+        module, is_listed = info.name.removesuffix(".weight"), False
         if name in quantized or MATRICES.fullmatch(name):
             is_listed = declared.ignores(module)
         if name in quantized and is_listed:
             raise ConfigError(
-                f"{info.path}: {name} is {CODES}, but {declared.source} lists it as not quantised; "
-                "get the checkpoint anew"
+                f"{info.path}: {info.name} is {CODES}, but {declared.source} lists it as not "
+                "quantised; get the checkpoint anew"
             )
         if name not in quantized and MATRICES.fullmatch(name) and not is_listed:
             raise ConfigError(
-                f"{info.path}: {name} is {info.dtype}, but {declared.source} does not list it as "
-                "not quantised; get the checkpoint anew"
+                f"{info.path}: {info.name} is {info.dtype}, but {declared.source} does not list it "
+                "as not quantised; get the checkpoint anew"
             )
 
 

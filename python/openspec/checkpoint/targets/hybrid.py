@@ -14,14 +14,24 @@ from openspec.checkpoint.targets.dense import (
 from openspec.checkpoint.targets.kind import Target, TargetKind
 from openspec.checkpoint.targets.refusals import refuse_experts
 from openspec.checkpoint.targets.rope import read_rope
-from openspec.specs.layers import DeltaNetSpec, DenseMlpSpec, LayerSpec, MixerSpec
+from openspec.specs.layers import (
+    DELTA_HEAD_DIM,
+    DeltaNetSpec,
+    DenseMlpSpec,
+    LayerSpec,
+    MixerSpec,
+)
 
 LINEAR, FULL = "linear_attention", "full_attention"
 DEFAULT_INTERVAL = 4
 """Of `full_attention_interval`: every so manieth layer is one of attention."""
 ROTATED = 0.25
 """Of a head, where config.json has no partial_rotary_factor."""
-FIXED = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}
+FIXED = {
+    "linear_key_head_dim": DELTA_HEAD_DIM,
+    "linear_value_head_dim": DELTA_HEAD_DIM,
+    "linear_conv_kernel_dim": 4,
+}
 """What the kernels are made for."""
 
 
@@ -34,13 +44,8 @@ def read_target(keys: JsonKeys) -> Target:
     text = keys.object("text_config") or keys
     check_layers(text)
     refuse_experts(text)
-    for place in (keys, text):
-        if place.get("quantization_config") is not None:
-            place.refuse(
-                "quantization_config",
-                "no such key",
-                "quantised checkpoints of this kind are not read yet: take the one in bfloat16",
-            )
+    if text is not keys and text.get("quantization_config") is not None:
+        text.refuse("quantization_config", "no such key: it stands beside text_config")
     if not text.boolean("attn_output_gate", True):
         text.refuse("attn_output_gate", "true: attention without a gate is not of this kind")
     if text.get("output_gate_type") not in (None, "swish", "silu"):

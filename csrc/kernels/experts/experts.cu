@@ -1,0 +1,248 @@
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "kernels/common/launch.cuh"
+#include "kernels/common/packs.cuh"
+#include "kernels/common/per_device.h"
+#include "kernels/experts/experts.h"
+#include "kernels/experts/stream_experts.cuh"
+#include "kernels/experts/tile_experts.h"
+#include "kernels/linear/stream_launch.cuh"
+
+namespace openspec {
+namespace {
+
+using namespace cuda;
+
+constexpr int kColumns = 8;  // of a thread
+constexpr int kMaxThreads = 256;
+
+/// A block for each place: the row of x that belongs there. A fence, so that what comes after it
+/// may read how pairs are sorted before its wait.
+__global__ void __launch_bounds__(kMaxThreads)
+    gather_kernel(const __nv_bfloat16* x, SortedPairs pairs, __nv_bfloat16* to, int width,
+                  int top_k) {
+  wait_for_previous_kernel();
+  allow_next_kernel();
+  const int64_t place = blockIdx.x;
+  if (place >= __ldcg(pairs.num_places)) return;
+  const int64_t row = __ldcg(pairs.pair + place) / top_k;
+  for (int column = threadIdx.x * kColumns; column < width; column += blockDim.x * kColumns) {
+    store_pack(to + place * width + column,
+               load_pack<Bf16Pack<kColumns>>(x + row * width + column));
+  }
+}
+
+/// A block for each row: its experts' rows, added in their order. `place`: where a pair's row lies;
+/// null: at its number.
+__global__ void __launch_bounds__(kMaxThreads)
+    combine_kernel(const __nv_bfloat16* down, const int32_t* place, const int32_t* expert,
+                   const float* weight, __nv_bfloat16* out, int width, int top_k) {
+  allow_next_kernel();
+  const int64_t row = blockIdx.x;
+  wait_for_previous_kernel();
+  for (int column = threadIdx.x * kColumns; column < width; column += blockDim.x * kColumns) {
+    FloatPack<kColumns> sum = {};
+#pragma unroll 8
+    for (int slot = 0; slot < top_k; ++slot) {
+      const int64_t pair = row * top_k + slot;
+      if (__ldcg(expert + pair) < 0) continue;
+      const float factor = __ldcg(weight + pair);
+      const int64_t from = place == nullptr ? pair : __ldcg(place + pair);
+      const auto term = to_floats(load_pack<Bf16Pack<kColumns>>(down + from * width + column));
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) sum.x[c] = __fmaf_rn(factor, term.x[c], sum.x[c]);
+    }
+    store_pack(out + row * width + column, to_bf16(sum));
+  }
+}
+
+/// Where things lie in the workspace, in bytes. Those of fewer rows lie within those of more.
+struct Places {
+  size_t counts = 0;  // of SortedPairs
+  size_t segment, pair, place;
+  size_t inner;   // [places] what comes between the two products
+  size_t hidden;  // [places] rows of x, then those of down, or of down [num_pairs] alone
+  size_t total;
+
+  Places(int num_rows, int top_k, int hidden_size, int intermediate_size, int num_experts) {
+    const auto area = [](size_t count, size_t bytes) { return (count * bytes + 255) / 256 * 256; };
+    const auto num_pairs = static_cast<size_t>(num_rows) * static_cast<size_t>(top_k);
+    const size_t max_segments = static_cast<size_t>(num_experts) + num_pairs / 8;
+    const size_t few_places = FewRowsTable::kSegments * kFewRows;
+    segment = counts + area(2, sizeof(int32_t));
+    pair = segment + area(max_segments, sizeof(ExpertRange));
+    place = pair + area(num_pairs, sizeof(int32_t));
+    inner = place + area(num_pairs, sizeof(int32_t));
+    hidden = inner + area(std::max(num_pairs, few_places) * static_cast<size_t>(intermediate_size),
+                          sizeof(__nv_bfloat16));
+    total = hidden + area(num_pairs * static_cast<size_t>(hidden_size), sizeof(__nv_bfloat16));
+  }
+};
+
+/// A block's shared memory that leaves room on a multiprocessor for one of the other product and
+/// for none of the same, if it can.
+int blocks_bytes(int bytes, bool is_gate_up) {
+  const int half = device_limits().shared_per_sm / 2 - kReservedBytes;
+  return is_gate_up && bytes <= half ? half + 128 : bytes;
+}
+
+template <WeightForm kForm, int kTiles, bool kIsGateUp>
+int launch_products(ExpertsJob job, void* stream) {
+  constexpr auto kKernel = experts_kernel<kForm, kTiles, kIsGateUp>;
+  const int error =
+      per_device([] { return prepare_shared(kKernel, device_limits().shared_per_block); });
+  if (error != cudaSuccess) return error;
+  job.chain_steps = std::max(1, ceil_div(longest_split(job.weights.first), kLinearChains));
+  job.num_scales = job.weights.first.num_scales();
+  constexpr int kSlotBytes = WeightRing<kForm>::kSlotBytes;
+  const auto bytes = [&] {
+    return ExpertsShared(kSlotBytes, SumLayout<kTiles>::kBytes, kTiles, job).total;
+  };
+  job.num_slots = is_e4m3(kForm) ? 8 : 4;  // longer rings hold up the activations
+  job.num_buffers = kIsGateUp && job.num_rows <= kFewRows ? 1 : 2;
+  if (bytes() > shared_limit()) job.num_buffers = 1;
+  while (bytes() > shared_limit() && job.num_slots > 2) --job.num_slots;
+  if (bytes() > shared_limit()) return cudaErrorInvalidValue;
+  return launch(kKernel, dim3(num_sms()), dim3(kStreamThreads), blocks_bytes(bytes(), kIsGateUp),
+                stream, job);
+}
+
+template <bool kIsGateUp>
+int launch_products(const ExpertsJob& job, int num_tiles, void* stream) {
+  return with_form(job.weights.first, [&](auto form) {
+    constexpr WeightForm kForm = decltype(form)::value;
+    switch (num_tiles) {
+      case 1:
+        return launch_products<kForm, 1, kIsGateUp>(job, stream);
+      case 2:
+        return launch_products<kForm, 2, kIsGateUp>(job, stream);
+      default:
+        return launch_products<kForm, 3, kIsGateUp>(job, stream);
+    }
+  });
+}
+
+/// It decides speed alone: tiles that hold about what an expert gets, if rows are spread evenly and
+/// an expert's inputs fit.
+int tiles_for(const ExpertsParams& params) {
+  const int mean = params.num_rows * params.top_k / params.down.count;
+  const int num_tiles = mean <= 1 || params.num_rows <= kFewRows ? 1 : mean <= 4 ? 2 : 3;
+  constexpr int kTileInputs = 8192;  // of all tiles together
+  const int inputs = std::max(params.gate_up.first.num_inputs, params.down.first.num_inputs);
+  return std::clamp(kTileInputs / inputs, 1, num_tiles);
+}
+
+bool is_legal(const ExpertsParams& params) {
+  const PackedLinear &gate_up = params.gate_up.first, &down = params.down.first;
+  const auto fits = [](const PackedLinear& weight) {
+    return weight.layout == LinearLayout::kTiles && weight.num_splits == 1 &&
+           weight.num_outputs % kLinearUnit == 0 && weight.num_inputs % kLinearStep == 0 &&
+           weight.bias == nullptr && has_legal_scales(weight);
+  };
+  return params.dtype == DType::kBF16 && fits(gate_up) && fits(down) &&
+         gate_up.epilogue == LinearEpilogue::kSwiGlu && down.epilogue == LinearEpilogue::kNone &&
+         gate_up.num_outputs == 2 * down.num_inputs && gate_up.num_inputs == down.num_outputs &&
+         params.gate_up.count == params.down.count && params.down.count <= kMaxExperts &&
+         params.top_k >= 1 && params.top_k <= std::min(kMaxTopExperts, params.down.count) &&
+         are_aligned(params.x, params.out, params.workspace);
+}
+
+/// The kernels of a layer's experts, one after the other.
+class ExpertsLaunch {
+ public:
+  ExpertsLaunch(const ExpertsParams& params, void* stream)
+      : params_(params),
+        stream_(stream),
+        num_pairs_(params.num_rows * params.top_k),
+        width_(params.down.first.num_outputs),
+        num_threads_(std::min(kMaxThreads, ceil_div(width_ / kColumns, 32) * 32)) {
+    const Places places(params.num_rows, params.top_k, width_, params.down.first.num_inputs,
+                        params.down.count);
+    auto* const base = static_cast<uint8_t*>(params.workspace);
+    auto* const counts = reinterpret_cast<int32_t*>(base + places.counts);
+    pairs_ = {counts, counts + 1, reinterpret_cast<ExpertRange*>(base + places.segment),
+              reinterpret_cast<int32_t*>(base + places.pair),
+              reinterpret_cast<int32_t*>(base + places.place)};
+    inner_ = reinterpret_cast<__nv_bfloat16*>(base + places.inner);
+    hidden_ = reinterpret_cast<__nv_bfloat16*>(base + places.hidden);
+  }
+
+  int run() {
+    const int tile_rows = expert_tile_rows(params_.gate_up, params_.down, num_pairs_);
+    return tile_rows > 0 ? multiply_in_tiles(tile_rows) : stream_weights();
+  }
+
+ private:
+  int sort(int segment_rows) {
+    return launch(sort_pairs_kernel, dim3(params_.down.count), dim3(kSortThreads), 0, stream_,
+                  params_.expert, num_pairs_, segment_rows, pairs_);
+  }
+
+  int stream_weights() {
+    const int num_tiles = tiles_for(params_);
+    if (params_.num_rows > kFewRows) {
+      const int error = sort(8 * num_tiles);
+      if (error != cudaSuccess) return error;
+    }
+    const bool is_one = params_.num_rows == 1;
+    ExpertsJob job = {.weights = params_.gate_up,
+                      .x = static_cast<const __nv_bfloat16*>(params_.x),
+                      .out = inner_,
+                      .expert = params_.expert,
+                      .pairs = pairs_,
+                      .num_rows = params_.num_rows,
+                      .top_k = params_.top_k,
+                      .chunk_units = is_one ? 2 : 4};
+    int error = launch_products<true>(job, num_tiles, stream_);
+    if (error != cudaSuccess) return error;
+    job.weights = params_.down;
+    job.x = inner_;
+    job.out = hidden_;
+    job.chunk_units = is_one ? 8 : 4;
+    error = launch_products<false>(job, num_tiles, stream_);
+    return error != cudaSuccess ? error : combine(nullptr);
+  }
+
+  int multiply_in_tiles(int tile_rows) {
+    int error = sort(tile_rows);
+    if (error != cudaSuccess) return error;
+    error = launch(gather_kernel, dim3(num_pairs_), dim3(num_threads_), 0, stream_,
+                   static_cast<const __nv_bfloat16*>(params_.x), pairs_, hidden_, width_,
+                   params_.top_k);
+    if (error != cudaSuccess) return error;
+    error =
+        multiply_tiles({params_.gate_up, hidden_, inner_, pairs_, num_pairs_}, tile_rows, stream_);
+    if (error != cudaSuccess) return error;
+    error = multiply_tiles({params_.down, inner_, hidden_, pairs_, num_pairs_}, tile_rows, stream_);
+    return error != cudaSuccess ? error : combine(pairs_.place);
+  }
+
+  int combine(const int32_t* place) {
+    return launch(combine_kernel, dim3(params_.num_rows), dim3(num_threads_), 0, stream_, hidden_,
+                  place, params_.expert, params_.weight, static_cast<__nv_bfloat16*>(params_.out),
+                  width_, params_.top_k);
+  }
+
+  const ExpertsParams& params_;
+  void* stream_;
+  int num_pairs_, width_, num_threads_;
+  SortedPairs pairs_;
+  __nv_bfloat16 *inner_, *hidden_;
+};
+
+}  // namespace
+
+size_t experts_workspace_bytes_cuda(int max_num_rows, int hidden_size, int intermediate_size,
+                                    int num_experts, int top_k) {
+  return Places(max_num_rows, top_k, hidden_size, intermediate_size, num_experts).total;
+}
+
+int experts_cuda(const ExpertsParams& params, void* stream) {
+  if (!is_legal(params)) return cudaErrorInvalidValue;
+  return params.num_rows == 0 ? cudaSuccess : ExpertsLaunch(params, stream).run();
+}
+
+}  // namespace openspec

@@ -1,0 +1,89 @@
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/common/hopper.h"
+#include "kernels/common/per_device.h"
+#include "kernels/experts/tile_experts.cuh"
+#include "kernels/linear/wgmma_launch.cuh"
+
+namespace openspec::cuda {
+namespace {
+
+constexpr int kTileRows[] = {64, 128, 160};
+
+/// Rows of x in boxes of kBoxRows, as the one plane of three dimensions.
+bool map_places(const TileProduct& product, CUtensorMap* map) {
+  const auto num_inputs = static_cast<cuuint64_t>(product.weights.first.num_inputs);
+  const auto num_rows = static_cast<cuuint64_t>(product.max_places);
+  const cuuint64_t sizes[] = {num_inputs, num_rows, 1};
+  const cuuint64_t strides[] = {num_inputs * 2, num_rows * num_inputs * 2};
+  const cuuint32_t box[] = {kStageInputs, kBoxRows, 1};
+  const cuuint32_t every[] = {1, 1, 1};
+  return encode_tiled()(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(product.x),
+                        sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+template <int kRows, bool kIsGateUp>
+int launch_tiles(const TileProduct& product, void* stream) {
+  constexpr auto kKernel = expert_tiles_kernel<kRows, kIsGateUp>;
+  const int prepared = per_device([] { return prepare_shared(kKernel, kSharedKib * 1024); });
+  if (prepared != cudaSuccess) return prepared;
+  const LinearStack& stack = product.weights;
+  PackedLinear all = stack.first;
+  all.num_outputs *= stack.count;
+  CUtensorMap weights, rows;
+  if (!map_octets(all, kExpertUnits, /*cluster=*/1, &weights) || !map_places(product, &rows)) {
+    return cudaErrorInvalidValue;
+  }
+  constexpr int kBytes = kSharedKib * 1024 - kAlignment - kExpertGroups * turn_bytes(kIsGateUp);
+  const ExpertTilesJob job = {
+      .weight = stack.first,
+      .pairs = product.pairs,
+      .out = product.out,
+      .num_units = stack.first.num_outputs / kLinearUnit,
+      .num_steps = stack.first.num_inputs / kLinearStep,
+      .num_stages = std::min(kMaxStages, kBytes / expert_stage_bytes<kRows>())};
+  const int num_clusters = num_sms() / kExpertCluster;
+  return launch_clusters(kExpertCluster, kKernel, dim3(num_clusters * kExpertCluster),
+                         dim3(kExpertThreads), kSharedKib * 1024, stream, weights, rows, job);
+}
+
+template <bool kIsGateUp>
+int launch_tiles(const TileProduct& product, int tile_rows, void* stream) {
+  switch (tile_rows) {
+    case 64:
+      return launch_tiles<64, kIsGateUp>(product, stream);
+    case 128:
+      return launch_tiles<128, kIsGateUp>(product, stream);
+    case 160:
+      return launch_tiles<160, kIsGateUp>(product, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+int expert_tile_rows(const LinearStack& gate_up, const LinearStack& down, int num_pairs) {
+  constexpr double kMinRows = 24;  // below, streaming is as fast
+  const double mean = static_cast<double>(num_pairs) / down.count;
+  const auto fits = [](const PackedLinear& weight) {
+    return weight.format == MatrixFormat::kBF16 && weight.num_inputs / kLinearStep >= kLinearChains;
+  };
+  static const bool has_kernel = has_hopper_kernel(expert_tiles_kernel<64, true>);
+  if (!has_kernel || mean < kMinRows || !fits(gate_up.first) || !fits(down.first)) return 0;
+  // Most experts are to have one tile.
+  for (const int rows : kTileRows) {
+    if (mean + 2.5 * std::sqrt(mean) <= rows) return rows;
+  }
+  return kTileRows[std::size(kTileRows) - 1];
+}
+
+int multiply_tiles(const TileProduct& product, int tile_rows, void* stream) {
+  return product.weights.first.epilogue == LinearEpilogue::kSwiGlu
+             ? launch_tiles<true>(product, tile_rows, stream)
+             : launch_tiles<false>(product, tile_rows, stream);
+}
+
+}  // namespace openspec::cuda

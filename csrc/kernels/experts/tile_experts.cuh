@@ -1,0 +1,221 @@
+#pragma once
+
+/// The kernel of tile_experts.h. Blocks stay for many tiles: 8 units of an expert's outputs by up
+/// to kRows of its rows. The two blocks of a cluster have the same rows and neighbouring units;
+/// each copies its weights and half of the rows for both. Multiplying is linear_wgmma's, and so are
+/// ring, order of sums and writing.
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/common/launch.cuh"
+#include "kernels/experts/tile_experts.h"
+#include "kernels/linear/wgmma_kernel.cuh"
+
+namespace openspec::cuda {
+
+inline constexpr int kExpertCluster = 2;
+inline constexpr int kExpertGroups = 2;  // warpgroups that multiply
+inline constexpr int kExpertUnits = kExpertGroups * kGroupUnits;
+inline constexpr int kExpertThreads = (kExpertGroups + 1) * kGroupThreads;
+inline constexpr int kBoxRows = 32;  // that are copied at once
+
+/// What the kernel is told.
+struct ExpertTilesJob {
+  PackedLinear weight;  // of the first expert
+  SortedPairs pairs;
+  void* out;
+  int num_units;  // of an expert
+  int num_steps;
+  int num_stages;
+};
+
+template <int kRows>
+constexpr int expert_stage_bytes() {
+  return kExpertUnits * unit_bytes(WeightForm::kPlain) + kRows * kRowBytes;
+}
+
+#ifdef OPENSPEC_HAS_WGMMA
+
+/// A block's tiles, one after the other. The segments of an expert have about as many rows each.
+template <int kRows>
+class ExpertTileCursor {
+ public:
+  __device__ __forceinline__ ExpertTileCursor(const ExpertTilesJob& job, int rank)
+      : job_(job),
+        rank_(rank),
+        num_pairs_((job.num_units + kPairUnits - 1) / kPairUnits),
+        num_tiles_(__ldcg(job.pairs.num_segments) * num_pairs_),
+        id_(blockIdx.x / kExpertCluster) {
+    find();
+  }
+  __device__ __forceinline__ bool at_end() const { return id_ >= num_tiles_; }
+  __device__ __forceinline__ void advance() {
+    id_ += gridDim.x / kExpertCluster;
+    find();
+  }
+  __device__ __forceinline__ int num_boxes() const { return (num_rows + kBoxRows - 1) / kBoxRows; }
+
+  int expert, first_place, num_rows, first_unit;
+
+ private:
+  static constexpr int kPairUnits = kExpertCluster * kExpertUnits;
+
+  __device__ __forceinline__ void find() {
+    if (at_end()) return;
+    const int4 words = __ldcg(reinterpret_cast<const int4*>(job_.pairs.segment + id_ / num_pairs_));
+    const ExpertRange range = {words.x, words.y, words.z, words.w};
+    const int all_rows = range.last_pair - range.first_pair;
+    const int num_segments = (all_rows + kRows - 1) / kRows;
+    const int width = (all_rows + num_segments - 1) / num_segments;
+    const int local = id_ - range.first_segment * num_pairs_;
+    expert = range.expert;
+    first_place = range.first_pair + local % num_segments * width;
+    num_rows = min(width, range.last_pair - first_place);
+    first_unit = (local / num_segments * kExpertCluster + rank_) * kExpertUnits;
+  }
+
+  const ExpertTilesJob& job_;
+  int rank_, num_pairs_, num_tiles_, id_;
+};
+
+/// Calls copy(tile, step, stage) for every stage that the block's tiles need, each once its place
+/// in both blocks' rings is free.
+template <int kRows, typename Copy>
+__device__ __forceinline__ void fill_expert_ring(const ExpertTilesJob& job, const Ring& ring,
+                                                 int rank, const Copy& copy) {
+  int stage = 0;
+  uint32_t parity = 1;  // as if there had been a phase before the first
+  const auto leave_stage = [&] {
+    if (++stage < ring.num_stages) return;
+    stage = 0;
+    parity ^= 1;
+  };
+#pragma unroll 1
+  for (ExpertTileCursor<kRows> tile(job, rank); !tile.at_end(); tile.advance()) {
+#pragma unroll 1
+    for (int step = 0; step < job.num_steps; step += kStageSteps) {
+      wgmma::wait(ring.empty + stage * 8, parity);
+      copy(tile, step, stage);
+      leave_stage();
+    }
+  }
+  // Until all that the other block announces to this one's barriers is there, this one stays.
+#pragma unroll 1
+  for (int i = 0; i < ring.num_stages; ++i) {
+    wgmma::wait(ring.empty + stage * 8, parity);
+    leave_stage();
+  }
+}
+
+template <int kRows>
+__device__ __forceinline__ void copy_expert_weights(const CUtensorMap& weights,
+                                                    const ExpertTilesJob& job, const Ring& ring,
+                                                    int rank) {
+  constexpr int kBytes = kExpertUnits * unit_bytes(WeightForm::kPlain);
+  const uint64_t policy = wgmma::cache_policy(false);
+  fill_expert_ring<kRows>(
+      job, ring, rank, [&](const ExpertTileCursor<kRows>& tile, int step, int stage) {
+        const uint32_t barrier = ring.full + stage * 8;
+        // The rows' bytes too; they may have come before this.
+        wgmma::expect_bytes(barrier, kBytes + tile.num_boxes() * (kBoxRows * kRowBytes));
+        wgmma::copy_box(ring.stages + stage * ring.stage_bytes, weights, 0,
+                        tile.expert * job.num_units + tile.first_unit, step * 2, barrier, policy);
+      });
+}
+
+template <int kRows>
+__device__ __forceinline__ void copy_expert_rows(const CUtensorMap& rows, const ExpertTilesJob& job,
+                                                 const Ring& ring, int rank) {
+  constexpr int kFirst = kExpertUnits * unit_bytes(WeightForm::kPlain);
+  const uint64_t policy = wgmma::cache_policy(false);
+  wait_for_previous_kernel();
+  fill_expert_ring<kRows>(
+      job, ring, rank, [&](const ExpertTileCursor<kRows>& tile, int step, int stage) {
+        const uint32_t to = ring.stages + stage * ring.stage_bytes + kFirst;
+        for (int box = rank; box < tile.num_boxes(); box += kExpertCluster) {
+          wgmma::copy_box_to_all(to + box * (kBoxRows * kRowBytes), rows, step * kLinearStep,
+                                 tile.first_place + box * kBoxRows, 0, ring.full + stage * 8,
+                                 (1 << kExpertCluster) - 1, policy);
+        }
+      });
+}
+
+/// A warpgroup's part. `shared`: its own buffer for the output.
+template <int kRows, bool kIsGateUp>
+__device__ __forceinline__ void multiply_expert_tiles(const ExpertTilesJob& job, const Ring& ring,
+                                                      int group, int rank, uint32_t shared) {
+  const int thread = threadIdx.x % kGroupThreads;
+  TileReader<WeightForm::kPlain, kRows, kExpertCluster> reader(
+      ring, group, thread % 32, kExpertUnits * unit_bytes(WeightForm::kPlain));
+  for (ExpertTileCursor<kRows> tile(job, rank); !tile.at_end(); tile.advance()) {
+    float sums[kRows / 2];
+    reader.begin_tile(kExpertUnits, job.num_steps);
+    add_split<WeightForm::kPlain, kRows>(job.weight, reader, {0, job.num_steps}, /*unit=*/0,
+                                         /*stored=*/0, sums);
+    reader.finish_tile();
+    GroupOutput to;
+    to.out = job.out;
+    to.row_stride = int64_t{job.num_units} * (kIsGateUp ? kLinearGateRows : kLinearUnit);
+    to.first_row = tile.first_place;
+    to.num_rows = tile.first_place + tile.num_rows;
+    to.first_unit = tile.first_unit + group * kGroupUnits;
+    to.num_units = job.num_units - to.first_unit;
+    to.group = group;
+    to.thread = thread;
+    to.shared = shared;
+    wgmma::sync_group(group);  // all have read what the tile before left in the buffer
+    write_bf16<kRows, kIsGateUp>(to, sums);
+  }
+}
+
+#endif  // OPENSPEC_HAS_WGMMA
+
+template <int kRows, bool kIsGateUp>
+__global__ void __launch_bounds__(kExpertThreads, 1)
+    expert_tiles_kernel([[maybe_unused]] const __grid_constant__ CUtensorMap weights,
+                        [[maybe_unused]] const __grid_constant__ CUtensorMap rows,
+                        [[maybe_unused]] const __grid_constant__ ExpertTilesJob job) {
+#ifdef OPENSPEC_HAS_WGMMA
+  allow_next_kernel();
+  // Their place in static shared memory also tells the host that the kernel has a body.
+  __shared__ uint64_t barriers[2 * kMaxStages];
+  extern __shared__ uint8_t dynamic_shared[];
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // in a uniform register
+  const int rank = wgmma::cluster_rank();
+  Ring ring;
+  ring.stages = (wgmma::shared_address(dynamic_shared) + kAlignment - 1) / kAlignment * kAlignment;
+  ring.full = wgmma::shared_address(barriers);
+  ring.empty = ring.full + kMaxStages * 8;
+  ring.num_stages = job.num_stages;
+  ring.stage_bytes = expert_stage_bytes<kRows>();
+  if (threadIdx.x == kExpertGroups * kGroupThreads) {
+#pragma unroll 1
+    for (int stage = 0; stage < ring.num_stages; ++stage) {
+      wgmma::init_barrier(ring.full + stage * 8, 1);
+      wgmma::init_barrier(ring.empty + stage * 8, kExpertGroups * 4 * kExpertCluster);
+    }
+    wgmma::publish_barriers();
+  }
+  wgmma::sync_cluster();
+  if (warp >= kExpertGroups * 4) {
+    wgmma::give_registers<24>();
+    if (threadIdx.x % 32 != 0) return;
+    if (warp == kExpertGroups * 4) {
+      copy_expert_weights<kRows>(weights, job, ring, rank);
+    } else if (warp == kExpertGroups * 4 + 1) {
+      copy_expert_rows<kRows>(rows, job, ring, rank);
+    }
+  } else {
+    wgmma::take_registers<240>();
+    wait_for_previous_kernel();
+    multiply_expert_tiles<kRows, kIsGateUp>(
+        job, ring, warp / 4, rank,
+        ring.stages + ring.num_stages * ring.stage_bytes + warp / 4 * turn_bytes(kIsGateUp));
+  }
+#endif
+}
+
+}  // namespace openspec::cuda
