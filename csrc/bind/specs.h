@@ -123,6 +123,7 @@ struct Description<HeadSpec> {
       {"has_head", read_as<&HeadSpec::has_head>},
       {"has_token_map", read_as<&HeadSpec::has_token_map>},
       {"kept_tokens", read_as<&HeadSpec::kept_tokens>},
+      {"quantized", read_as<&HeadSpec::quantized>},
       {"mask_token", read_as<&HeadSpec::mask_token>},
       {"capture_norm",
        [](HeadSpec& head, const pybind11::handle& value) {

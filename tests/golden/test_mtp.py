@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import functools
+import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from openspec import _C
 from openspec.checkpoint.draft_model import added_token_ids
+from openspec.checkpoint.quantization.declared import BLOCKS
+from openspec.checkpoint.quantization.made import quantized
 from openspec.drafters.mtp import SPECULATORS
 from tests.gates import hybrid_target
 from tests.golden.engine_runs import add, check_logits, make_runner, prefill, step
@@ -33,17 +37,22 @@ class Truth:
         self._model = transformers.Qwen3_5ForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         ).eval()
-        weights = load_file(folder / "model.safetensors")
-        table = weights["model.embed_tokens.weight"]
-        self._head = MtpReference(
-            hybrid_target.CONFIG, weights, table, weights.get("lm_head.weight", table)
+        self.weights = load_file(folder / "model.safetensors")
+        self._head = self.head(self.weights)
+
+    def head(self, weights: dict[str, Tensor]) -> MtpReference:
+        table = self.weights["model.embed_tokens.weight"]
+        return MtpReference(
+            hybrid_target.CONFIG, weights, table, self.weights.get("lm_head.weight", table)
         )
 
     @torch.inference_mode()
-    def chain(self, tokens: list[int], num_drafts: int = NUM_DRAFTS) -> tuple[list[int], Tensor]:
+    def chain(
+        self, tokens: list[int], num_drafts: int = NUM_DRAFTS, head: MtpReference | None = None
+    ) -> tuple[list[int], Tensor]:
         """transformers' last hidden state is the one after the final norm."""
         states = self._model.model(torch.tensor([tokens])).last_hidden_state[0]
-        return self._head.chain(tokens, states[:-1], num_drafts)
+        return (head or self._head).chain(tokens, states[:-1], num_drafts)
 
 
 @functools.cache
@@ -127,3 +136,36 @@ def test_a_head_as_speculators_writes_it(truth: Truth, tmp_path: Path) -> None:
     runner = make_runner((folder(), head), "mtp", NUM_DRAFTS)
     slot, known = prefill(runner, PROMPT)
     check(runner, slot, PROMPT + known, truth, NUM_DRAFTS)
+
+
+def test_a_layer_in_codes(truth: Truth, tmp_path: Path) -> None:
+    """With scales of blocks; fc stays bfloat16."""
+    stored, whole = {}, {}
+    for name, tensor in truth.weights.items():
+        if name.startswith("mtp."):
+            stored[name] = whole[name] = tensor
+        if re.match(r"mtp\.layers.*proj", name):
+            codes, scale = quantized(tensor, BLOCKS, name)
+            stored |= {name: codes, f"{name}_scale": scale}
+            wide = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[
+                : tensor.shape[0], : tensor.shape[1]
+            ]
+            whole[name] = codes.float() * wide
+    numbers = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}
+    lists = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": numbers}},
+        "ignore": ["lm_head", "mtp.fc"],
+    }
+    (tmp_path / "config.json").write_text(
+        json.dumps(hybrid_target.CONFIG | {"quantization_config": lists})
+    )
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    runner = make_runner((folder(), tmp_path), "mtp", NUM_DRAFTS)
+    slot, known = prefill(runner, PROMPT)
+    drafts, logits = truth.chain(PROMPT + known, head=truth.head(whole))
+    assert not torch.allclose(logits, truth.chain(PROMPT + known)[1], rtol=1e-2)
+    step(runner, slot, 1, NUM_DRAFTS)
+    assert runner.last_drafts() == [drafts]
+    check_logits(runner.last_draft_logits(), logits[-1])

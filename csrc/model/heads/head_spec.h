@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "model/parts/layer_spec.h"
+#include "model/weights/tensor_scale.h"
 
 namespace openspec {
 
@@ -28,6 +29,7 @@ struct HeadSpec {
   bool has_head = true;          // its own; else the target's
   bool has_token_map = false;    // d2t
   std::vector<int> kept_tokens;  // of a part of the target's vocabulary, always in it
+  QuantizedTensors quantized;    // those that come as codes
   int mask_token = -1;           // stands at positions whose token is not known; -1: none does
 
   // Of heads that feed their output back.

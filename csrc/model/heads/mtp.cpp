@@ -24,9 +24,10 @@ void MtpConfig::validate() const {
                      ") exceeds the target's vocabulary of ", vocab_size);
 }
 
-MtpTensors::MtpTensors(Weights& weights, const MtpConfig& c)
-    : fc(weights.add_linear("", {kPrefix + "fc.weight"}, {c.hidden_size}, c.attention_inputs(),
-                            LinearEpilogue::kNone, /*may_split=*/true)) {
+MtpTensors::MtpTensors(Weights& weights, const MtpConfig& c) {
+  weights.expect_quantized(c.quantized);
+  fc = weights.add_linear("", {kPrefix + "fc.weight"}, {c.hidden_size}, c.attention_inputs(),
+                          LinearEpilogue::kNone, /*may_split=*/true);
   const auto add_norm = [&](const char* name) {
     return weights.add_norm(kPrefix + name, c.hidden_size, c.norms_from_one);
   };

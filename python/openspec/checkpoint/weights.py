@@ -275,6 +275,7 @@ def _draft_part(runner: _C.Runner, model: DraftModel) -> _Part:
         dtypes=DRAFT_DTYPES,
         remedy=f"{CONVERTER} {model.folder} NEW_FOLDER",
         load=runner.load_draft_tensor,
+        weight_format=WeightFormat(quantized=model.head.quantized),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openspec.checkpoint.draft_head import LAYER_TENSORS, QK_NORMS
 from openspec.checkpoint.draft_model import (
@@ -14,6 +14,8 @@ from openspec.checkpoint.draft_model import (
     check_same_tokenizer,
     open_draft_checkpoint,
 )
+from openspec.checkpoint.quantization.declared import CODES, read_declared
+from openspec.checkpoint.quantization.weight_format import weight_format
 from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.targets import kind_of
 from openspec.checkpoint.tensor_info import name_some
@@ -30,7 +32,7 @@ from openspec.drafters.spec import (
 from openspec.errors import ConfigError
 from openspec.specs.head import HeadSpec
 from openspec.specs.layers import AttentionSpec, LayerSpec
-from openspec.specs.target import TargetSpec
+from openspec.specs.target import TargetSpec, TensorScale
 
 PREFIX = "mtp."
 _LAYER = (*LAYER_TENSORS, *QK_NORMS)
@@ -106,6 +108,24 @@ def _gated_layer(source: TargetSpec) -> LayerSpec:
     )
 
 
+def _quantized(checkpoint: DraftCheckpoint) -> dict[str, TensorScale]:
+    """Which of the layer's matrices come as codes, by the lists of the model that it came with."""
+    layer = f"{PREFIX}layers."
+    infos = {
+        f"model.layers.{name.removeprefix(layer)}": info
+        for name, info in checkpoint.tensors.items()
+        if name.startswith(layer)
+    }
+    declared = read_declared(checkpoint.folder, checkpoint.keys)
+    if declared is None or all(info.dtype != CODES for info in infos.values()):
+        return {}
+    as_here = lambda name: PREFIX + name.removeprefix("model.")  # noqa: E731
+    return {
+        as_here(name): replace(scale, name=as_here(scale.name))
+        for name, scale in weight_format(infos, declared).quantized.items()
+    }
+
+
 def _refuse_others(text: JsonKeys) -> None:
     if text.integer("mtp_num_hidden_layers", 0, 64, 1) != 1:
         text.refuse("mtp_num_hidden_layers", "1: heads of several layers are not supported")
@@ -128,8 +148,10 @@ def _read_draft_model(setup: DraftSetup) -> DraftModel:
         has_embedding=False,
         has_head=False,
         has_token_map=False,
+        quantized=_quantized(checkpoint),
         kept_tokens=added_token_ids(target.folder) if draft_vocab < vocab_size else (),
     )
+    names = {**parts.tensor_names, **{scale.name: scale.name for scale in head.quantized.values()}}
     num_parameters = sum(math.prod(checkpoint.tensors[name].shape) for name in parts.tensor_names)
     summary = f"drafts {draft_vocab} of {vocab_size} tokens"
     return DraftModel(
@@ -137,11 +159,9 @@ def _read_draft_model(setup: DraftSetup) -> DraftModel:
         description=f"MTP head {checkpoint.folder.name}, {num_parameters / 1e6:.1f} M parameters, "
         f"{summary}, reads the target's state after its final norm",
         head=head,
-        tensor_names=parts.tensor_names,
+        tensor_names=names,
         ignored_tensors={
-            name: "it is the target's"
-            for name in checkpoint.tensors
-            if name not in parts.tensor_names
+            name: "it is the target's" for name in checkpoint.tensors if name not in names
         },
         details=(
             f"attention: {attention.num_q_heads} query heads, {attention.num_kv_heads} KV heads of "

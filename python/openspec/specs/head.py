@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from openspec.specs.layers import LayerSpec
+from openspec.specs.target import TensorScale
 
 CaptureNorm = Literal["none", "slices", "whole"]
 
@@ -31,6 +33,8 @@ class HeadSpec:
     """Whether a tensor maps its token ids to the target's."""
     kept_tokens: tuple[int, ...] = ()
     """Of a head that drafts a part of the target's vocabulary: tokens that are always in it."""
+    quantized: Mapping[str, TensorScale] = field(default_factory=dict)
+    """The tensors that come as e4m3 codes, and their scales."""
     mask_token: int = -1
     """What stands at positions whose token is not known; -1: nothing does."""
 
