@@ -378,8 +378,8 @@ void bench_ngram(int num_seqs, int history) {
   std::vector<int32_t> num_tokens(n, history), seq(n), wanted(n, 8), drafts(n * 8), counts(n),
       len(n);
   for (size_t i = 0; i < n; ++i) seq[i] = static_cast<int32_t>(i);
-  std::vector<int32_t> workspace(ngram_lookup_workspace_bytes(num_seqs, 4096) / 4);
-  NgramLookupParams params;
+  std::vector<int32_t> workspace(copy_lookup_workspace_bytes(num_seqs, 4096) / 4);
+  CopyLookupParams params;
   params.tokens = tokens.data();
   params.tokens_stride = history;
   params.num_tokens = num_tokens.data();
@@ -391,7 +391,7 @@ void bench_ngram(int num_seqs, int history) {
   params.num_drafts = counts.data();
   params.match_len = len.data();
   params.workspace = workspace.data();
-  const double time = best_time([&] { ngram_lookup_cpu(exec(), params); });
+  const double time = best_time([&] { copy_lookup_cpu(exec(), params); });
   std::printf("ngram       %3d sequences of %5d tokens %10.2f us\n", num_seqs, history, time * 1e6);
 }
 

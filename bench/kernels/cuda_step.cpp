@@ -81,6 +81,7 @@ struct Shape {
 };
 constexpr Shape kShapes[] = {
     {"qwen3-4b", 2560, 36, 32, 8, 128, 9728, 151936, true, true, false, 1e6, {1, 17, 32}},
+    {"qwen3-0.6b", 1024, 28, 16, 8, 128, 3072, 151936, true, true, false, 1e6, {1, 13, 24}},
     {"qwen3-8b", 4096, 36, 32, 8, 128, 12288, 151936, false, true, false, 1e6, {1, 17, 32}},
     {"qwen3-32b", 5120, 64, 64, 8, 128, 25600, 151936, false, true, false, 1e6, {1, 31, 60}},
     {"llama-3.3-70b", 8192, 80, 64, 8, 128, 28672, 128256, false, false, false, 5e5, {1, 39, 76}},
@@ -92,6 +93,10 @@ constexpr Shape kShapes[] = {
     {"qwen3.5-27b", 5120, 64, 24, 4, 256, 17408, 248320, false, true, false, 1e7, {1, 31, 60}, k48},
     {"qwen2.5-7b", 3584, 28, 28, 4, 128, 18944, 152064, false, false, true, 1e6, {1, 13, 24}},
 };
+
+/// A small language model that drafts one after another, or all in one pass.
+constexpr const char *kChain = "draft_model", *kMasks = "draft_model masks";
+
 /// A drafter's trees of `max_drafts` drafts, the best of `top_k` children to a node.
 struct Trees {
   const char *name, *method;
@@ -130,16 +135,7 @@ QuantizedTensors quantized_of(const Shape& shape, TensorScale::Form form) {
   return tensors;
 }
 
-RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ranks) {
-  for (const Trees& trees : kTrees) {
-    if (method != trees.name) continue;
-    RunnerConfig config = config_of(shape, trees.method, num_ranks);
-    config.max_draft_tokens = trees.max_drafts;
-    config.draft_depth = trees.depth;
-    config.method_options["draft_top_k"] = trees.top_k;
-    return config;
-  }
-  RunnerConfig config;
+AttentionSpec attention_of(const Shape& shape) {
   AttentionSpec attention;
   attention.num_q_heads = shape.num_q_heads;
   attention.num_kv_heads = shape.num_kv_heads;
@@ -152,19 +148,45 @@ RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ra
     attention.inv_freq.push_back(
         static_cast<float>(std::pow(shape.rope_theta, -2.0 * i / rotary_dim)));
   }
-  config.target.hidden_size = shape.hidden_size;
-  config.target.vocab_size = shape.vocab_size;
-  config.target.tie_word_embeddings = shape.is_tied;
-  config.target.layers.assign(static_cast<size_t>(shape.num_layers), {attention, shape.mlp()});
-  if (shape.kind.num_experts > 0) config.target.kind = "mixture";
+  return attention;
+}
+
+TargetSpec model_of(const Shape& shape) {
+  TargetSpec model;
+  model.hidden_size = shape.hidden_size;
+  model.vocab_size = shape.vocab_size;
+  model.tie_word_embeddings = shape.is_tied;
+  model.layers.assign(static_cast<size_t>(shape.num_layers), {attention_of(shape), shape.mlp()});
+  if (shape.kind.num_experts > 0) model.kind = "mixture";
   if (shape.kind.num_key_heads > 0) {
-    config.target.kind = "hybrid";
-    for (size_t i = 0; i < config.target.layers.size(); ++i) {
+    model.kind = "hybrid";
+    for (size_t i = 0; i < model.layers.size(); ++i) {
       if (i % 4 == 3) continue;
-      config.target.layers[i].mixer =
-          DeltaNetSpec{shape.kind.num_key_heads, shape.kind.num_value_heads};
+      model.layers[i].mixer = DeltaNetSpec{shape.kind.num_key_heads, shape.kind.num_value_heads};
     }
   }
+  return model;
+}
+
+/// The smallest of a family, which share their vocabulary; Qwen3's for others.
+const Shape& drafter_of(const Shape& shape) {
+  const bool is_llama = shape.vocab_size == 128256;
+  return *std::find_if(std::begin(kShapes), std::end(kShapes), [&](const Shape& s) {
+    return std::strcmp(s.name, is_llama ? "llama-3.2-1b" : "qwen3-0.6b") == 0;
+  });
+}
+
+RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ranks) {
+  for (const Trees& trees : kTrees) {
+    if (method != trees.name) continue;
+    RunnerConfig config = config_of(shape, trees.method, num_ranks);
+    config.max_draft_tokens = trees.max_drafts;
+    config.draft_depth = trees.depth;
+    config.method_options["draft_top_k"] = trees.top_k;
+    return config;
+  }
+  RunnerConfig config;
+  config.target = model_of(shape);
   config.device = Device::kCuda;
   config.dtype = DType::kBF16;
   config.max_num_seqs = 64;
@@ -177,6 +199,7 @@ RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ra
   config.enable_prefix_caching = false;
   if (method == "eagle3") {  // of the published size: a layer as the target's
     config.max_draft_tokens = 3;
+    AttentionSpec attention = attention_of(shape);
     attention.has_qk_norm = attention.has_qkv_bias = false;
     HeadSpec& head = config.head.emplace();
     head.layers = {{attention, shape.head_mlp()}};
@@ -188,9 +211,21 @@ RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ra
     config.max_draft_tokens = 3;
     HeadSpec& head = config.head.emplace();
     head.layers = {{attention, shape.head_mlp()}};
-    head.capture_layers = {shape.num_layers};
+    head.capture_layers = {shape.num_layers - 1};
+    head.captures_normed = true;
     head.draft_vocab_size = 32768;
     head.has_head = false;
+  }
+  if (method == kChain || method == kMasks) {
+    config.method = kChain;
+    HeadSpec& head = config.head.emplace();
+    head.model = model_of(drafter_of(shape));
+    head.layers = head.model->layers;
+    head.draft_vocab_size = std::min(head.model->vocab_size, shape.vocab_size);
+    if (method == kMasks) {
+      config.max_draft_tokens = 15;
+      head.mask_token = head.draft_vocab_size - 1;
+    }
   }
   if (method == "dflash" || method == "dspark") {  // published heads for Qwen3-4B
     const bool has_markov = method == "dspark";
@@ -418,7 +453,8 @@ double draft_bytes(Runner& runner, int num_passes) {
   for (const TensorSpec& spec : runner.draft_weights().front()->expected_tensors()) {
     if (spec.is_token_map || spec.shape.size() != 2 || spec.name == "embed_tokens.weight") continue;
     const double bytes = 2.0 * static_cast<double>(spec.shape[0] * spec.shape[1]);
-    has_head = has_head || spec.name == "lm_head.weight";
+    // A whole model's embedding is its LM head, too.
+    has_head = has_head || spec.name == "lm_head.weight" || spec.name.starts_with("model.");
     first += bytes;
     if (spec.name != "fc.weight") others += bytes;
   }
@@ -459,11 +495,13 @@ void time_graphs(Runner& runner, const std::string& method, const FloorOf& floor
     }
   }
   json += "}";
-  if (method != "eagle3" && method != "dflash" && method != "mtp") return;
+  const char* drafting[] = {"eagle3", "dflash", "mtp", kChain, kMasks};
+  if (std::find(std::begin(drafting), std::end(drafting), method) == std::end(drafting)) return;
   const std::vector<double> both =
       runner.time_steps(std::vector<StepKind>{{1, rows_per_seq, false}, {1, rows_per_seq, true}},
                         Work{}.prompt_len, 9, 5.0);
-  const int num_passes = method == "dflash" ? 1 : rows_per_seq - 1;
+  // With masks: over what the step committed, then over a block.
+  const int num_passes = method == "dflash" ? 1 : method == kMasks ? 2 : rows_per_seq - 1;
   const double ms = 1e3 * (both[1] - both[0]);
   const double bytes_ms = 1e3 * draft_bytes(runner, num_passes) / bandwidth;
   std::printf("%s drafts for one request in %.3f ms, %.2f x reading its weights and LM head\n",
@@ -514,6 +552,7 @@ int main(int argc, char** argv) {
   if (methods.empty()) {
     methods = drafter_names();
     for (const Trees& trees : kTrees) methods.emplace_back(trees.name);
+    methods.emplace_back(kMasks);
   }
   for (const std::string& method : methods) {
     RunnerConfig config = config_of(*shape, method, num_ranks);

@@ -120,6 +120,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--texts", type=Path, required=True, help="GSM8K and the plays")
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json, instead of a new one")
     parser.add_argument("--out", type=Path, default=Path(".tiny"))
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -127,8 +128,11 @@ def main() -> None:
     train, held_out = load_sources(args.texts)
     print(f"files of the standard library: {len(train.python_files)} to train on, "
           f"{len(held_out.python_files)} held out")  # fmt: skip
-    tokenizer = train_tokenizer(tokenizer_texts(train, rng))
-    save_tokenizer(tokenizer, args.out / "tokenizer")
+    if args.tokenizer:
+        tokenizer = Tokenizer.from_file(str(args.tokenizer))
+    else:
+        tokenizer = train_tokenizer(tokenizer_texts(train, rng))
+        save_tokenizer(tokenizer, args.out / "tokenizer")
     write_corpus(args.out / "held_out.npz", held_out_groups(held_out, rng), tokenizer)
     write_corpus(args.out / "train.npz", training_groups(train, rng), tokenizer)
 

@@ -30,10 +30,8 @@ GENERATION_CONFIG = {
 }
 
 
-def export(weights: Path, tokenizer: Path, folder: Path) -> None:
-    """Write config, weights, tokenizer and generation defaults into `folder`."""
-    model = TinyQwen3(TinyConfig())
-    model.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+def write_checkpoint(model: TinyQwen3, folder: Path) -> None:
+    """Write config, weights and generation defaults into `folder`."""
     tensors = {
         name: tensor.to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()
     }
@@ -41,8 +39,6 @@ def export(weights: Path, tokenizer: Path, folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / "config.json", model.config.to_hugging_face())
     _write_json(folder / "generation_config.json", GENERATION_CONFIG)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copyfile(tokenizer / name, folder / name)
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     parameters = sum(tensor.numel() for tensor in tensors.values())
     print(f"{folder}: {parameters:,} parameters, {len(tensors)} tensors, {size / 1e6:.1f} MB")
@@ -59,7 +55,11 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, default=Path(".tiny/run/best.pt"))
     parser.add_argument("--out", type=Path, default=Path("python/openspec/models/tiny"))
     args = parser.parse_args()
-    export(args.weights, args.data / "tokenizer", args.out)
+    model = TinyQwen3(TinyConfig())
+    model.load_state_dict(torch.load(args.weights, map_location="cpu", weights_only=True))
+    write_checkpoint(model, args.out)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(args.data / "tokenizer" / name, args.out / name)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from .tokenizer import ADDED_TOKENS, EMBEDDING_ROWS, END_OF_TEXT, TURN_END
 
+INTO_STREAM = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
+
 
 @dataclass(frozen=True)
 class TinyConfig:
@@ -32,6 +34,11 @@ class TinyConfig:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 1_000_000
     max_position_embeddings: int = 40960
+
+    @property
+    def rotary_dim(self) -> int:
+        """How much of a head RoPE turns."""
+        return self.head_dim
 
     def to_hugging_face(self) -> dict[str, Any]:
         """The content of config.json."""
@@ -71,9 +78,9 @@ class RMSNorm(nn.Module):
 
 
 def rotary_tables(config: TinyConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position, [length, head_dim / 2]."""
-    half = torch.arange(0, config.head_dim, 2, device=device, dtype=torch.float32)
-    frequencies = config.rope_theta ** (-half / config.head_dim)
+    """cos and sin of every position, [length, rotary_dim / 2]."""
+    half = torch.arange(0, config.rotary_dim, 2, device=device, dtype=torch.float32)
+    frequencies = config.rope_theta ** (-half / config.rotary_dim)
     angles = torch.arange(length, device=device, dtype=torch.float32)[:, None] * frequencies
     return angles.cos(), angles.sin()
 
@@ -173,11 +180,20 @@ class TinyQwen3(nn.Module):
         super().__init__()
         self.config = config or TinyConfig()
         self.model = Trunk(self.config, dropout)
+        self.initialise()
+
+    def initialise(self) -> None:
+        """Random matrices; those that add to the residual stream are smaller."""
         residual_std = 0.02 / math.sqrt(2 * self.config.num_hidden_layers)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                into_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
+                into_stream = name.endswith(INTO_STREAM)
                 nn.init.normal_(parameter, std=residual_std if into_stream else 0.02)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.embed_tokens.weight.device
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token."""

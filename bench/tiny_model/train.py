@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,7 @@ def learning_rate_factor(progress: float, warm_up: float = 0.02, decay_from: flo
 
 def make_optimizer(model: nn.Module, rate: float, decay: float, fused: bool) -> torch.optim.AdamW:
     """AdamW; matrices shrink, norms do not."""
-    matrices = [p for p in model.parameters() if p.dim() == 2]
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
     norms = [p for p in model.parameters() if p.dim() < 2]
     groups = [
         {"params": matrices, "weight_decay": decay},
@@ -53,12 +54,19 @@ def make_optimizer(model: nn.Module, rate: float, decay: float, fused: bool) -> 
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=fused)
 
 
+def token_loss(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Loss of the learned tokens; [batch, length, vocabulary] scores."""
+    return F.cross_entropy(
+        logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction=reduction
+    )
+
+
 def loss_of(model: TinyQwen3, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean loss of the learned tokens."""
-    logits = model(inputs).float()
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    """What is learned, if nothing else is asked for."""
+    return token_loss(model(inputs), targets)
 
 
+@torch.compiler.set_stance("force_eager")
 @torch.no_grad()
 def held_out_losses(
     model: TinyQwen3, groups: dict[str, Tensor], batch: int, device: torch.device
@@ -72,21 +80,24 @@ def held_out_losses(
         for part in rows.split(batch):
             inputs, targets = split_targets(part)
             with torch.autocast(device.type, torch.bfloat16):
-                learned = int((targets != IGNORED).sum())
-                total += loss_of(model, inputs, targets) * learned
-            count += learned
+                total += token_loss(model(inputs), targets, "sum")
+            count += int((targets != IGNORED).sum())
         losses[name] = float(total) / count
     model.train()
     return losses
 
 
-def train(args: argparse.Namespace) -> None:
-    """Run until the time or the steps are used up."""
+def train(
+    args: argparse.Namespace,
+    make_model: Callable[..., TinyQwen3] = TinyQwen3,
+    objective: Callable[..., Tensor] = loss_of,
+) -> None:
+    """Run until the time or the steps are used up; `objective` is called as `loss_of` is."""
     begin = time.monotonic()
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = TinyQwen3(dropout=args.dropout).to(device)
+    model = make_model(dropout=args.dropout).to(device)
     optimizer = make_optimizer(model, args.rate, args.weight_decay, device.type == "cuda")
     batches = Mixture(Corpus(args.data / "train.npz"), SHARES, args.length, args.seed)
     held_out = Corpus(args.data / "held_out.npz")
@@ -97,14 +108,17 @@ def train(args: argparse.Namespace) -> None:
         for name in held_out.spans
     }
     args.out.mkdir(parents=True, exist_ok=True)
-    step_loss = torch.compile(loss_of, dynamic=False) if args.compile else loss_of
     curve: list[dict[str, object]] = []
     best, recent, step, tokens = float("inf"), [], 0, 0
     supply = batches.batches(args.batch, device)
     trained_from = time.monotonic()
     while True:
         elapsed = time.monotonic() - begin
-        progress = max(elapsed / args.max_seconds, step / args.max_steps)
+        if step == 1:  # what comes before compiles; the schedule covers what is left
+            trained_from = time.monotonic()
+        left = max(1e-3, args.max_seconds - (trained_from - begin))
+        used = (time.monotonic() - trained_from) / left if step else 0.0
+        progress = max(used, step / args.max_steps)
         if progress >= 1 or step % args.measure_every == 0:
             losses = held_out_losses(model, groups, args.batch, device)
             mean = sum(losses.values()) / len(losses)
@@ -127,7 +141,7 @@ def train(args: argparse.Namespace) -> None:
             group["lr"] = args.rate * learning_rate_factor(progress)
         inputs, targets = next(supply)
         with torch.autocast(device.type, torch.bfloat16):
-            loss = step_loss(model, inputs, targets)
+            loss = objective(model, inputs, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -144,9 +158,9 @@ def train(args: argparse.Namespace) -> None:
           f"passes {curve[-1]['passes']}")  # fmt: skip
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+def command_line(description: str | None) -> argparse.ArgumentParser:
+    """The options of `train`."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", type=Path, default=Path(".tiny"))
     parser.add_argument("--out", type=Path, default=Path(".tiny/run"))
     parser.add_argument("--max-seconds", type=float, default=300)
@@ -160,7 +174,13 @@ def main() -> None:
     parser.add_argument("--held-out-rows", type=int, default=64, help="per group")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
-    train(parser.parse_args())
+    return parser
+
+
+def main() -> None:
+    """Command line."""
+    args = command_line(__doc__.split("\n")[0] if __doc__ else None).parse_args()
+    train(args, objective=torch.compile(loss_of, dynamic=False) if args.compile else loss_of)
 
 
 if __name__ == "__main__":

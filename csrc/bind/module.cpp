@@ -1,6 +1,7 @@
 // The core as Python sees it. Converts and checks; no logic. See python/openspec/_C.pyi.
 
 #include <pybind11/functional.h>
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -72,12 +73,9 @@ class PythonDrafter final : public Drafter {
   py::object drafter_;
 };
 
-std::vector<std::vector<float>> rows_of(const std::vector<float>& values, size_t width) {
-  std::vector<std::vector<float>> rows;
-  for (auto at = values.begin(); at < values.end(); at += static_cast<std::ptrdiff_t>(width)) {
-    rows.emplace_back(at, at + static_cast<std::ptrdiff_t>(width));
-  }
-  return rows;
+/// An array of numpy, [rows, width].
+py::array_t<float> rows_of(const std::vector<float>& values, size_t width) {
+  return py::array_t<float>({values.size() / std::max<size_t>(width, 1), width}, values.data());
 }
 
 /// One part of each of the last drafts.
@@ -221,7 +219,8 @@ void bind_values(py::module_& m) {
       .def_readonly("draft_fixed_bytes", &MemoryPlan::draft_fixed_bytes)
       .def_readonly("state_bytes", &MemoryPlan::state_bytes)
       .def_readonly("num_base_pages", &MemoryPlan::num_base_pages)
-      .def_readonly("page_bytes", &MemoryPlan::page_bytes);
+      .def_readonly("page_bytes", &MemoryPlan::page_bytes)
+      .def_readonly("draft_page_bytes", &MemoryPlan::draft_page_bytes);
   bind_vocabulary(m);
   py::class_<PythonGrammar>(m, "Grammar")
       .def(py::init([](const PythonVocabulary& vocabulary, const py::bytes& packed) {

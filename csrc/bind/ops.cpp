@@ -12,7 +12,7 @@
 
 #include "core/thread_pool.h"
 #include "kernels/common/exec.h"
-#include "kernels/drafts/ngram_lookup.h"
+#include "kernels/drafts/copy_lookup.h"
 
 #ifdef OPENSPEC_CUDA
 #include <c10/core/DeviceGuard.h>
@@ -74,7 +74,7 @@ void check_ngram_lookup_layout(const Tensor& tokens, const Tensor& num_tokens, c
                     " entries of seq, has ", num_wanted.size(0));
 }
 
-void run_on_cpu(NgramLookupParams params, const Tensor& tokens, const Tensor& seq) {
+void run_on_cpu(CopyLookupParams params, const Tensor& tokens, const Tensor& seq) {
   // Values can be checked here; on a device reading them would stall the stream.
   for (int64_t i = 0; i < tokens.size(0); ++i) {
     check_range(params.num_tokens[i], "num_tokens", 0, tokens.size(1));
@@ -87,20 +87,20 @@ void run_on_cpu(NgramLookupParams params, const Tensor& tokens, const Tensor& se
   params.max_lookback = static_cast<int>(
       std::min<int64_t>(params.max_lookback, std::max<int64_t>(tokens.size(1), 1)));
   const auto workspace_bytes =
-      static_cast<int64_t>(ngram_lookup_workspace_bytes(params.num_seqs, params.max_lookback));
+      static_cast<int64_t>(copy_lookup_workspace_bytes(params.num_seqs, params.max_lookback));
   const Tensor workspace = at::empty({(workspace_bytes + 3) / 4}, seq.options());
   params.workspace = workspace.mutable_data_ptr<int32_t>();
   ThreadPool pool(1);
   ExecContext exec;
   exec.pool = &pool;
-  ngram_lookup_cpu(exec, params);
+  copy_lookup_cpu(exec, params);
 }
 
 #ifdef OPENSPEC_CUDA
-void run_on_cuda(const NgramLookupParams& params, const Tensor& tokens) {
+void run_on_cuda(const CopyLookupParams& params, const Tensor& tokens) {
   const c10::DeviceGuard guard(tokens.device());
   C10_CUDA_CHECK(static_cast<cudaError_t>(
-      ngram_lookup_cuda(params, c10::cuda::getCurrentCUDAStream().stream())));
+      copy_lookup_cuda(params, c10::cuda::getCurrentCUDAStream().stream())));
 }
 #endif
 
@@ -117,7 +117,7 @@ NgramLookupResult ngram_lookup(const Tensor& tokens, const Tensor& num_tokens, c
   const Tensor match_len = at::empty_symint({num_seqs}, seq.options());
   if constexpr (kDevice != c10::DeviceType::Meta) {
     check_ngram_lookup_layout(tokens, num_tokens, seq, num_wanted);
-    NgramLookupParams params;
+    CopyLookupParams params;
     params.tokens = tokens.const_data_ptr<int32_t>();
     params.tokens_stride = tokens.stride(0);
     params.num_tokens = num_tokens.const_data_ptr<int32_t>();
@@ -125,8 +125,8 @@ NgramLookupResult ngram_lookup(const Tensor& tokens, const Tensor& num_tokens, c
     params.num_wanted = num_wanted.const_data_ptr<int32_t>();
     params.num_seqs = static_cast<int>(seq.size(0));
     params.max_drafts = static_cast<int>(max_drafts);
-    params.ngram_min = static_cast<int>(ngram_min);
-    params.ngram_max = static_cast<int>(ngram_max);
+    params.min_match_len = static_cast<int>(ngram_min);
+    params.max_match_len = static_cast<int>(ngram_max);
     params.max_lookback = static_cast<int>(max_lookback);
     params.earliest = earliest;
     params.drafts = drafts.mutable_data_ptr<int32_t>();

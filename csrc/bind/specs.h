@@ -125,6 +125,10 @@ struct Description<HeadSpec> {
       {"kept_tokens", read_as<&HeadSpec::kept_tokens>},
       {"quantized", read_as<&HeadSpec::quantized>},
       {"mask_token", read_as<&HeadSpec::mask_token>},
+      {"model", read_as<&HeadSpec::model>},
+      {"unknown_token", read_as<&HeadSpec::unknown_token>},
+      {"captures_normed", read_as<&HeadSpec::captures_normed>},
+      {"has_projection_bias", read_as<&HeadSpec::has_projection_bias>},
       {"capture_norm",
        [](HeadSpec& head, const pybind11::handle& value) {
          head.capture_norm = parse<CaptureNorm>("capture_norm", value.cast<std::string>(),
@@ -173,6 +177,7 @@ struct Description<RunnerConfig> {
       {"exchange_deadline_s", read_as<&RunnerConfig::exchange_deadline_s>},
       {"max_draft_tokens", read_as<&RunnerConfig::max_draft_tokens>},
       {"max_grammar_drafts", read_as<&RunnerConfig::max_grammar_drafts>},
+      {"max_copied_drafts", read_as<&RunnerConfig::max_copied_drafts>},
       {"draft_depth", read_as<&RunnerConfig::draft_depth>},
       {"method", read_as<&RunnerConfig::method>},
       {"method_options", read_as<&RunnerConfig::method_options>},

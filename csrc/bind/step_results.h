@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>
 
+#include <algorithm>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -36,8 +37,9 @@ inline std::vector<std::pair<int, int>> drafts_by_source(const SpanResult& resul
 using TokenList = pybind11::typing::List<pybind11::int_>;
 using DetailTuple = pybind11::typing::Tuple<
     TokenList, TokenList, pybind11::typing::Optional<pybind11::typing::List<pybind11::float_>>,
-    TokenList, pybind11::int_, pybind11::int_, pybind11::int_, pybind11::float_, pybind11::float_,
-    pybind11::typing::Optional<pybind11::float_>, pybind11::typing::List<pybind11::float_>>;
+    TokenList, pybind11::int_, pybind11::int_, pybind11::int_, pybind11::int_, pybind11::float_,
+    pybind11::float_, pybind11::typing::Optional<pybind11::float_>,
+    pybind11::typing::List<pybind11::float_>>;
 
 /// One object, because a step makes one for each sequence; none where no details were asked for.
 inline pybind11::typing::Optional<DetailTuple> tuple_of_detail(const SpanResult& result) {
@@ -46,10 +48,13 @@ inline pybind11::typing::Optional<DetailTuple> tuple_of_detail(const SpanResult&
   const Draft& draft = detail.draft;
   const pybind11::object scores =
       draft.scores.empty() ? pybind11::none() : pybind11::cast(draft.scores);
-  return pybind11::make_tuple(draft.tokens, draft.parents, scores, detail.accepted,
-                              result.by_source[kGrammarDrafts].num_drafts, detail.num_rows,
-                              detail.num_seqs, detail.seconds, detail.device_seconds,
-                              detail.draft_seconds, detail.wait_seconds);
+  const int num_forced = result.by_source[kGrammarDrafts].num_drafts;
+  // Less those that a grammar refused.
+  const int num_copied =
+      std::min(result.by_source[kCopiedDrafts].num_drafts, draft.size() - num_forced);
+  return pybind11::make_tuple(draft.tokens, draft.parents, scores, detail.accepted, num_forced,
+                              num_copied, detail.num_rows, detail.num_seqs, detail.seconds,
+                              detail.device_seconds, detail.draft_seconds, detail.wait_seconds);
 }
 
 /// Why the sequence cannot go on, and whether that is the request's own fault.

@@ -22,6 +22,14 @@ void AcceptanceEstimate::rest(double prior) {
   accepted_ += kRest * std::max(0.0, prior * tried_ - accepted_);
 }
 
+CopyEstimate CopyEstimate::like(const CopyEstimate& others) {
+  CopyEstimate own;
+  for (size_t i = 0; i < own.by_class_.size(); ++i) {
+    own.by_class_[i] = AcceptanceEstimate(others.by_class_[i].ratio());
+  }
+  return own;
+}
+
 StepTimes::StepTimes(std::vector<std::pair<int, double>> points, int most_sized_rows)
     : points_(std::move(points)), most_sized_rows_(most_sized_rows) {
   for (size_t i = 1; i < points_.size(); ++i) {
@@ -184,6 +192,12 @@ std::vector<double> survivals_of(const DraftOffer& offer) {
 }
 
 }  // namespace
+
+double worth_of(const DraftOffer& offer, double price) {
+  double worth = 0.0;
+  for (const double survival : survivals_of(offer)) worth += std::max(0.0, survival - price);
+  return worth;
+}
 
 RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int num_sampled,
                            int max_rows, const StepTimes& times, double fixed_seconds,

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/copied_drafts.h"
+
 namespace openspec {
 
 /// How likely a sequence's drafts are, as a ratio: accepted over tried, where a draft counts as
@@ -39,6 +41,31 @@ class AcceptanceEstimate {
 struct SourceEstimate {
   AcceptanceEstimate acceptance;    // of its drafts
   AcceptanceEstimate availability;  // how often it has any
+};
+
+/// Acceptance of copies by class of their match (core/copied_drafts.h).
+class CopyEstimate {
+ public:
+  /// What is expected of copies before any was seen.
+  CopyEstimate()
+      : by_class_{AcceptanceEstimate(0.4), AcceptanceEstimate(0.6), AcceptanceEstimate(0.8),
+                  AcceptanceEstimate(0.9)} {}
+  /// A sequence's own, which begins with what others have shown.
+  static CopyEstimate like(const CopyEstimate& others);
+
+  double ratio(int match_len) const {
+    return by_class_[static_cast<size_t>(match_class(match_len))].ratio();
+  }
+  /// By class, in single precision [kNumMatchClasses].
+  void copy_to(float* ratios) const {
+    for (const AcceptanceEstimate& one : by_class_) *ratios++ = static_cast<float>(one.ratio());
+  }
+  void observe(int match_len, int num_judged, int num_right) {
+    by_class_[static_cast<size_t>(match_class(match_len))].observe(num_judged, num_right);
+  }
+
+ private:
+  std::array<AcceptanceEstimate, kNumMatchClasses> by_class_;
 };
 
 /// Seconds of a step by its number of rows; between the measured points a straight line. Past the
@@ -145,6 +172,9 @@ struct DraftOffer {
   std::span<const float> scores = {};  // logarithms of the survivals, if they are known
   bool follows = false;  // the offer before it, a chain of the same sequence: as likely as it lasts
 };
+
+/// Tokens that an offer is expected to bring, each less the `price` of its row in tokens.
+double worth_of(const DraftOffer& offer, double price);
 
 /// How many drafts of each offer to verify so that expected tokens per second are highest.
 ///

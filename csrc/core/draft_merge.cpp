@@ -5,7 +5,8 @@
 
 namespace openspec {
 
-void MergedDraft::add(DraftSourceId source, Draft offered) {
+void MergedDraft::add(DraftSourceId source, Draft offered, int num_refused) {
+  this->num_refused[source] = num_refused;
   const int num_lead = draft.size();
   for (int i = 0; i < num_lead; ++i) {
     if (draft.parents[static_cast<size_t>(i)] != i - 1) return;  // nothing follows all of a tree
@@ -21,6 +22,19 @@ void MergedDraft::add(DraftSourceId source, Draft offered) {
   offered.truncate(count);
   draft = std::move(offered);
   num_offered[source] += count - num_lead;
+}
+
+void MergedDraft::drop_copied() {
+  draft.truncate(draft.size() - num_offered[kCopiedDrafts]);
+  num_offered[kCopiedDrafts] = num_refused[kCopiedDrafts] = 0;
+}
+
+CopyJudgement judge_copy(const CopiedDraft& copied, std::span<const int32_t> run) {
+  const auto most = std::min(copied.tokens.size(), run.size());
+  const auto wrong = std::mismatch(run.begin(), run.begin() + static_cast<std::ptrdiff_t>(most),
+                                   copied.tokens.begin());
+  const auto num_right = static_cast<int>(wrong.first - run.begin());
+  return {copied.match_len, std::min(num_right + 1, static_cast<int>(most)), num_right};
 }
 
 BySource<DraftCounts> MergedDraft::deal(const DraftCounts& all) const {

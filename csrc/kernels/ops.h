@@ -11,7 +11,7 @@
 #include "kernels/drafts/draft_rows.h"
 #include "kernels/drafts/draft_tree.h"
 #include "kernels/drafts/kept_rows.h"
-#include "kernels/drafts/ngram_lookup.h"
+#include "kernels/drafts/copy_lookup.h"
 #include "kernels/drafts/token_pairs.h"
 #include "kernels/experts/experts.h"
 #include "kernels/linear/linear.h"
@@ -49,7 +49,7 @@ OPENSPEC_DEFINE_OP(head_gate, HeadGateParams)
 OPENSPEC_DEFINE_OP(delta_net, DeltaNetParams)
 OPENSPEC_DEFINE_OP(gather_rows, GatherRowsParams)
 OPENSPEC_DEFINE_OP(choose, ChooseParams)
-OPENSPEC_DEFINE_OP(ngram_lookup, NgramLookupParams)
+OPENSPEC_DEFINE_OP(copy_lookup, CopyLookupParams)
 OPENSPEC_DEFINE_OP(extend_rows, ExtendRowsParams)
 OPENSPEC_DEFINE_OP(chain_rows, ChainRowsParams)
 OPENSPEC_DEFINE_OP(keep_rows, KeepRowsParams)

@@ -10,6 +10,7 @@
 #include "model/targets/sharded.h"
 #include "model/weights/weights.h"
 #include "runtime/device/device_step.h"
+#include "runtime/drafting/copy_source.h"
 #include "runtime/step/host_step.h"
 
 namespace openspec {
@@ -100,12 +101,15 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
                            dtype_bytes(config.dtype);
   const int num_kept = needs.is_costly ? config.max_num_seqs * kMaxKeptRows : 0;
   plan.draft_fixed_bytes =
-      needs.fixed_bytes + row_bytes * static_cast<size_t>(config.max_num_batched_tokens + num_kept);
+      needs.fixed_bytes + copy_lookup_of(config).bytes() +
+      row_bytes * static_cast<size_t>(config.max_num_batched_tokens + num_kept);
   plan.state_bytes = plan_records(config, needs).bytes();
-  for (const StateNeeds& state : {kind_of(config).state_needs(whole), needs.state}) {
-    for (const KvLayerSpec& layer : state.kv_layers) {
-      plan.page_bytes += kv_page_bytes(config, layer);
-    }
+  for (const KvLayerSpec& layer : needs.state.kv_layers) {
+    plan.draft_page_bytes += kv_page_bytes(config, layer);
+  }
+  plan.page_bytes = plan.draft_page_bytes;
+  for (const KvLayerSpec& layer : kind_of(config).state_needs(whole).kv_layers) {
+    plan.page_bytes += kv_page_bytes(config, layer);
   }
   return plan;
 }
@@ -250,7 +254,7 @@ void Runner::finish_loading() {
 
 void Runner::set_capture(std::vector<int> layers) {
   for (int layer : layers) {
-    OPENSPEC_CHECK_ARG(layer >= 0 && layer <= config_.target.num_layers(), "layer ", layer,
+    OPENSPEC_CHECK_ARG(layer >= 0 && layer < config_.target.num_layers(), "layer ", layer,
                        " is outside the model's ", config_.target.num_layers());
   }
   OPENSPEC_CHECK_ARG(std::is_sorted(layers.begin(), layers.end()), "layers must rise");
@@ -274,9 +278,10 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
   const int slot = sequences_.add(tokens, prompt_len, std::move(params), cache_salt);
   try {
     enter("add");
-    for (const DraftSourceId source : {kGrammarDrafts, kDrafterDrafts}) {
+    for (const DraftSourceId source : {kGrammarDrafts, kCopiedDrafts, kDrafterDrafts}) {
       table_.estimate(slot, source).acceptance = AcceptanceEstimate(acceptance_[source].ratio());
     }
+    table_.copy_estimate(slot) = CopyEstimate::like(copy_acceptance_);
     // Rows that score prompt tokens must run, cached or not.
     if (config_.enable_prefix_caching && table_.params(slot).num_prompt_logprobs < 0) {
       sequences_.prefixes().attach(slot);
@@ -400,15 +405,23 @@ void Runner::commit(StepLease& lease) {
 }
 
 void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
-  const auto observe = [&](DraftSourceId source, const DraftCounts& counts) {
-    table_.estimate(result.slot, source).acceptance.observe(counts.num_judged, counts.num_right);
-    acceptance_[source].observe(counts.num_judged, counts.num_right);
+  const auto observe = [&](DraftSourceId source, int num_judged, int num_right) {
+    table_.estimate(result.slot, source).acceptance.observe(num_judged, num_right);
+    acceptance_[source].observe(num_judged, num_right);
   };
   const DraftCounts& grammar = result.by_source[kGrammarDrafts];
   const DraftCounts& drafter = result.by_source[kDrafterDrafts];
-  observe(kGrammarDrafts, grammar);
+  observe(kGrammarDrafts, grammar.num_judged, grammar.num_right);
+  if (config_.max_copied_drafts > 0) {
+    const auto& [match_len, num_judged, num_right] = result.copied;
+    table_.estimate(result.slot, kCopiedDrafts).availability.observe(1, match_len > 0 ? 1 : 0);
+    observe(kCopiedDrafts, num_judged, num_right);
+    table_.copy_estimate(result.slot).observe(match_len, num_judged, num_right);
+    copy_acceptance_.observe(match_len, num_judged, num_right);
+  }
   // What came first may have left it no place, which says nothing of the drafter.
-  if (grammar.num_offered > 0 && drafter.num_offered == 0) return;
+  const bool has_others = grammar.num_offered + result.by_source[kCopiedDrafts].num_offered > 0;
+  if (has_others && drafter.num_offered == 0) return;
   SourceEstimate& estimate = table_.estimate(result.slot, kDrafterDrafts);
   if (!has_proposed) {
     // It was left out, which is not the same as having nothing to offer. Nor is what others showed
@@ -418,7 +431,7 @@ void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
     return;
   }
   estimate.availability.observe(1, drafter.num_offered > 0 ? 1 : 0);
-  observe(kDrafterDrafts, drafter);
+  observe(kDrafterDrafts, drafter.num_judged, drafter.num_right);
 }
 
 std::vector<double> Runner::time_steps(std::span<const StepKind> kinds, int context,

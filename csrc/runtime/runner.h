@@ -23,6 +23,7 @@ struct MemoryPlan {
   size_t weight_bytes = 0, scratch_bytes = 0, table_bytes = 0, draft_fixed_bytes = 0;
   size_t state_bytes = 0;  // of running states: all slots' records, and snapshots of prefixes
   size_t page_bytes = 0;   // of one page, all layers
+  size_t draft_page_bytes = 0;  // of these, the drafter's
   int num_base_pages = 0;  // of a sequence with a running state, besides those of its tokens
 };
 
@@ -171,6 +172,7 @@ class Runner {
   Clock::time_point last_collected_;
   std::unique_ptr<StepBackend> backend_;
   BySource<AcceptanceEstimate> acceptance_;  // over all sequences: where a new one starts
+  CopyEstimate copy_acceptance_;             // the same by match
 };
 
 }  // namespace openspec

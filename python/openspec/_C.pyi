@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import final
 
+import numpy as np
+import numpy.typing as npt
 from typing_extensions import Buffer
 
 from openspec.messages import SamplingParams
@@ -45,6 +47,7 @@ class MemoryPlan:
     draft_fixed_bytes: int
     state_bytes: int
     page_bytes: int
+    draft_page_bytes: int
     num_base_pages: int
 
 def memory_plan(config: RunnerConfig) -> MemoryPlan: ...
@@ -100,6 +103,7 @@ SpanDetail = tuple[
     list[int],
     list[float] | None,
     list[int],
+    int,
     int,
     int,
     int,
@@ -300,9 +304,10 @@ class Runner:
         """Seconds of processor time: what is ordinary for a mask and for a token read; what a step
         may take on each thread, a mask beside the steps at its first try, and a request beyond what
         is ordinary. 0.005, 0.0001, 0.05, 0.02 and 2 unless set."""
-    def captured(self) -> list[list[float]]:
-        """Features of the last step's rows: concatenated outputs of the captured layers."""
-    def last_logits(self) -> list[list[float]]: ...
+    def captured(self) -> npt.NDArray[np.float32]:
+        """Features [rows, layers * hidden_size] of the last step's rows: the outputs of the captured
+        layers side by side."""  # noqa: E501
+    def last_logits(self) -> npt.NDArray[np.float32]: ...
     def last_drafts(self) -> list[list[int]]:
         """What was proposed for each span of the last step, before the row budget."""
     def last_draft_parents(self) -> list[list[int]]:

@@ -9,6 +9,7 @@ COMMANDS = {
     "demo": "one answer of the embedded model, coloured by what drafted it",
     "doctor": "whether a drafter fits a model",
     "convert_drafter": "makes a draft model that openspec can read of one that it cannot",
+    "adapt": "trains a draft head for a model of your own",
     "quantize": "makes a checkpoint in FP8 of one in bfloat16",
 }
 

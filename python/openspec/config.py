@@ -32,6 +32,7 @@ from openspec.settings.spellings import SPECULATIVE_SPELLINGS
 EMBEDDED_MODEL = Path(__file__).parent / "models" / "tiny"
 SPECULATIVE_CONFIG = "speculative_config"
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
+MAX_COPIED_DRAFTS = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,9 @@ class EngineConfig:
     """When a draft of a sampled request is accepted. match: if it equals the token that plain
     decoding would draw, so that the text is plain decoding's. rejection: rejection sampling, which
     accepts a little more and keeps the distribution of texts, but not the text of a seed."""
+    copied_drafts: bool = True
+    """Beside a draft model or head, also draft what followed where the text so far repeats itself,
+    wherever that promises more. Never changes text. Has no effect with --acceptance rejection."""
     adaptive_speculation: bool = True
     """Draft only where measured step times and acceptance say that it pays. Never changes text."""
     load_format: Literal["auto", "dummy"] = "auto"
@@ -145,6 +149,14 @@ class EngineConfig:
     def max_draft_tokens(self) -> int:
         """Drafts per sequence and step: K, or as many as a tree of depth K has."""
         return self.drafter.max_draft_tokens(self.draft_depth, self.options)
+
+    @property
+    def max_copied_drafts(self) -> int:
+        """Drafts per sequence and step that are copied, in place of the method's; 0: none."""
+        spec = self.drafter
+        has_them = self.copied_drafts and self.acceptance == "match" and self.draft_depth > 0
+        has_them = has_them and not spec.copies_text and spec.build is None
+        return MAX_COPIED_DRAFTS if has_them else 0
 
     def draft_setup(self, target: ModelConfig) -> DraftSetup:
         """What the method is told of this configuration.

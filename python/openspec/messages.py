@@ -239,6 +239,9 @@ class SpecCounters(msgspec.Struct, kw_only=True):
     num_forced_tokens: int = 0
     """Of the draft tokens those that a grammar left no choice of; a drafter's come after them."""
     num_accepted_forced_tokens: int = 0
+    num_copied_tokens: int = 0
+    """Of the draft tokens those that were copied from the text so far, in place of a drafter's."""
+    num_accepted_copied_tokens: int = 0
     num_final_drafts: int = 0
     """Drafts of which an accepted token ended the answer: no token of the target's own follows."""
     num_accepted_tokens_per_pos: list[int] = msgspec.field(default_factory=list)
@@ -266,16 +269,20 @@ class StepCounts(msgspec.Struct, array_like=True, gc=False):
     """Drafts that follow each other, at most."""
     num_forced_tokens: int = 0
     num_accepted_forced_tokens: int = 0
+    num_copied_tokens: int = 0
+    num_accepted_copied_tokens: int = 0
 
     def first(self, num_tokens: int) -> StepCounts:
         """The step as if its answer ended after so many of its tokens: accepted ones come first."""
-        return StepCounts(
+        num_forced = min(self.num_accepted_forced_tokens, num_tokens)
+        return msgspec.structs.replace(
+            self,
             num_tokens=min(self.num_tokens, num_tokens),
-            num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=min(self.num_accepted_tokens, num_tokens),
-            num_forced_tokens=self.num_forced_tokens,
-            num_accepted_forced_tokens=min(self.num_accepted_forced_tokens, num_tokens),
-            depth=self.depth,
+            num_accepted_forced_tokens=num_forced,
+            num_accepted_copied_tokens=min(
+                self.num_accepted_copied_tokens, num_tokens - num_forced
+            ),
         )
 
 
@@ -373,7 +380,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1
     """Ranks that share the model; the memory plan is one's."""
     max_draft_tokens: int = 0
-    """Drafts of a sequence in a step, at most: a tree's size."""
+    """The drafter's drafts of a sequence in a step, at most: a tree's size."""
+    max_copied_drafts: int = 0
+    """Drafts of a sequence in a step, at most, that are copied from its text in their place."""
     num_non_finite_draft_tensors: int = 0
     """Tensors of the draft model with NaN or infinity, which cost drafts."""
     step_times: list[StepTime] = msgspec.field(default_factory=list)
@@ -415,6 +424,8 @@ def record_step(counters: SpecCounters, step: StepCounts) -> None:
     counters.num_accepted_tokens += step.num_accepted_tokens
     counters.num_forced_tokens += step.num_forced_tokens
     counters.num_accepted_forced_tokens += step.num_accepted_forced_tokens
+    counters.num_copied_tokens += step.num_copied_tokens
+    counters.num_accepted_copied_tokens += step.num_accepted_copied_tokens
     counters.num_final_drafts += step.num_accepted_tokens == step.num_tokens
     num_positions = min(step.num_draft_tokens, step.depth)
     # A drafter in the place of a method's that makes trees may draft a chain as long as the tree.
@@ -447,6 +458,8 @@ def add_counters(total: SpecCounters, parts: Sequence[SpecCounters]) -> None:
         total.num_accepted_tokens += part.num_accepted_tokens
         total.num_forced_tokens += part.num_forced_tokens
         total.num_accepted_forced_tokens += part.num_accepted_forced_tokens
+        total.num_copied_tokens += part.num_copied_tokens
+        total.num_accepted_copied_tokens += part.num_accepted_copied_tokens
         total.num_final_drafts += part.num_final_drafts
         _add(total.num_accepted_tokens_per_pos, part.num_accepted_tokens_per_pos)
         _add(total.num_drafts_per_pos, part.num_drafts_per_pos)

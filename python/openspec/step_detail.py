@@ -26,6 +26,8 @@ class StepDetail(msgspec.Struct, array_like=True, gc=False):
     """Numbers of the drafts among `token_ids`."""
     num_forced_tokens: int
     """Drafts, the first ones, that a grammar left no choice of."""
+    num_copied_tokens: int
+    """Drafts after these that are copied from the text so far, beside a drafter that has others."""
     num_rows: int
     """Token positions of all sequences in the step."""
     num_seqs: int

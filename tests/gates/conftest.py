@@ -16,7 +16,7 @@ from openspec.engine import memory
 from tests.gates import harness, other_targets
 from tests.gates.harness import PLAIN, Job, Result, make_core, run_alone
 from tests.gates.pairs import EMBEDDED
-from tests.heads import untrained
+from tests.heads import models, untrained
 
 Reference = Callable[[Sequence[Job]], list[Result]]
 
@@ -71,8 +71,14 @@ TREES: dict[str, dict[str, object]] = {
     "dspark tree": {"method": "dspark", "draft_top_k": 4},
     "dflash selector tree": {"method": "dflash2", "draft_top_k": 4},
     "peagle tree": {"method": "peagle", "draft_top_k": 4},
+    "draft_model tree": {"method": "draft_model", "head": models.MASKS, "draft_top_k": 4},
 }
 """Compiled drafters that draft trees."""
+
+MOST_IN_A_CHAIN = 15
+"""Drafts of a language model that drafts one after another."""
+STRANGER = "draft_model stranger"
+"""Shares nothing with any target."""
 
 VARIANTS: dict[str, dict[str, object]] = {
     **TREES,
@@ -84,6 +90,15 @@ VARIANTS: dict[str, dict[str, object]] = {
     "dflash window": {"method": "dflash", "draft_window": 24},
     "dflash selector": {"method": "dflash2"},
     "mtp vocabulary": {"method": "mtp", "draft_vocab_size": 1024},
+    "draft_model masks": {"method": "draft_model", "head": models.MASKS},
+    "draft_model states": {"method": "draft_model", "head": models.STATES},
+    STRANGER: {"method": "draft_model", "head": models.STRANGER},
+    "draft_model short": {"method": "draft_model", "head": models.SHORT, "draft_window": 40},
+    "draft_model long": {
+        "method": "draft_model",
+        "head": models.LONG,
+        "num_speculative_tokens": 15,
+    },
 }
 """Compiled drafters with other options than their defaults."""
 
@@ -113,7 +128,9 @@ def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
     draft_model = untrained.draft_model(str(settings["method"]), head)
     settings = {**settings, "draft_model": draft_model}
     most = spec.max_num_speculative_tokens
-    if spec.num_drafts_of is not None:
+    if spec.name == "draft_model":
+        most = MOST_IN_A_CHAIN
+    elif spec.num_drafts_of is not None:  # the drafts of a block
         folder = Path(draft_model or EMBEDDED_MODEL / spec.name)
         most = spec.num_drafts_of(folder, spec.complete_options({}))
     return {"num_speculative_tokens": min(num_drafts, most), **settings}

@@ -23,6 +23,7 @@ from tests.gates.conftest import (
     PARTS_OF_VOCABULARY,
     PYTHON_DRAFTERS,
     SELECTORS,
+    STRANGER,
     VARIANTS,
     Reference,
     drafter_settings,
@@ -149,7 +150,7 @@ def test_crowded(drafter_name: str, target_name: str, num_ranks: int, reference:
     assert stats.num_preemptions > 0
     # Heads with a selector are random: they guess what other targets say by luck only.
     is_lucky = drafter_name in SELECTORS and target_name != EMBEDDED
-    if drafter_name not in ("none", "(garbage)") and not is_lucky:
+    if drafter_name not in ("none", "(garbage)", STRANGER) and not is_lucky:
         assert stats.num_accepted_tokens > 0
 
 

@@ -1,13 +1,9 @@
-"""The reference of EAGLE-3 heads: what it stored, its conventions, and the recipe beside it."""
+"""The reference of EAGLE-3 heads: what it stored, and its conventions."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from bench.tiny_model.eagle3 import evaluate
-from bench.tiny_model.eagle3.export import load_head
-from bench.tiny_model.eagle3.generate import load_target
-from bench.tiny_model.eagle3.train import STEPS, begin, go_on, teach
 from bench.tiny_model.tokenizer import ADDED_TOKENS
 
 from tests.golden.eagle3_reference import captured_layers
@@ -112,55 +108,3 @@ def test_the_shipped_head() -> None:
     assert torch.equal(weights["t2d"].nonzero()[:, 0], ids)
     assert set(ADDED_TOKENS.values()) <= set(ids.tolist())
     assert (TINY / "eagle3" / "model.safetensors").stat().st_size < 8_000_000
-
-
-def read_case(stored: dict[str, Stored], name: str) -> evaluate.Text:
-    features = torch.nn.functional.pad(stored[name]["captured"], (0, 0, 1, 0))
-    return evaluate.Text(stored[name]["tokens"], int(stored[name]["num_prefilled"]), features)
-
-
-def test_the_recipes_evaluation_drafts_the_same(stored: dict[str, Stored]) -> None:
-    head, vocabulary = load_head(TINY / "eagle3")
-    embedding = load(TINY)[1]["model.embed_tokens.weight"].float()
-    drafting = evaluate.Drafting(head, vocabulary, embedding)
-    for name in PROMPTS:
-        text = read_case(stored, name)
-        at = [0, -1]
-        with torch.no_grad():
-            chains = drafting.chains(text, CHAIN)
-            trees = drafting.trees(text, DEPTH, TOP_K, NODES)
-        assert torch.equal(chains[at], stored[name]["chain_tokens"])
-        assert torch.equal(trees.tokens[at], stored[name]["tree_tokens"])
-        assert torch.equal(trees.parents[at], stored[name]["tree_parents"])
-
-
-def test_training_time_test_is_a_forced_chain() -> None:
-    """What a step learns from is what the same step of a chain sees, in rows of two documents."""
-    target = load_target(TINY, torch.device("cpu"), torch.float32)
-    head, vocabulary = load_head(TINY / "eagle3")
-    embedding = target.model.embed_tokens.weight
-    reference = CASES["code"].reference()
-    to_draft = torch.full((4096,), -1)
-    to_draft[vocabulary] = torch.arange(len(vocabulary))
-    tokens = torch.randint(0, 4000, (1, 30), generator=torch.Generator().manual_seed(0))
-    places = torch.cat((torch.arange(18), torch.arange(12)))[None]
-    with torch.no_grad():
-        fields = teach(target, vocabulary, to_draft, tokens, places)
-        _, state, entries = begin(head, embedding, fields, places)
-        states = [state]
-        for step in range(1, STEPS):
-            _, state, entries = go_on(
-                head, embedding, fields, places, state, entries, torch.tensor(step)
-            )
-            states.append(state)
-        for start, end in ((0, 18), (18, 30)):
-            ids = tokens[0, start:end].tolist()
-            _, captured = target.model(tokens[:, start:end], (0, 1, 2))
-            rows, cache = reference.extend(
-                reference.empty(), ids[1:], torch.cat(captured, -1)[0, :-1]
-            )
-            close(states[0][0, start + 1 : end], rows)
-            state, seen = rows[3], cache.up_to(4)
-            for step in range(1, STEPS):
-                state, seen = reference.row(ids[4 + step], state, len(seen), seen)
-                close(states[step][0, start + 4], state)

@@ -31,7 +31,7 @@ RIDGE = 1e-3
 
 
 def states_of(target: Path, texts: Sequence[Sequence[int]]) -> list[Tensor]:
-    """The target's states after its final norm [tokens, hidden], of each text."""
+    """What leaves the target's last layer [tokens, hidden], of each text."""
     core = load_engine(
         config_from_settings(
             {"model": str(target), "method": "none", "device": "cpu", "dtype": "float32"}
@@ -40,7 +40,7 @@ def states_of(target: Path, texts: Sequence[Sequence[int]]) -> list[Tensor]:
         )
     )
     runner = core._runner  # type: ignore[attr-defined]
-    runner.set_capture([ModelConfig.from_folder(target).num_layers])
+    runner.set_capture([ModelConfig.from_folder(target).num_layers - 1])
     params = _C.SequenceParams(SamplingParams(temperature=0.0), max_tokens=1)
     states = []
     for text in texts:
@@ -66,8 +66,8 @@ def folder(target: Path, texts: Sequence[Sequence[int]], *, is_hybrid: bool) -> 
     inputs, outputs = [], []
     for text, states in zip(texts, states_of(target, texts), strict=True):
         embedded = table[torch.tensor(text[1:])]
-        inputs.append(torch.cat((_normed(embedded), _normed(states[:-1])), -1))
-        outputs.append(states[1:] / gain)
+        inputs.append(torch.cat((_normed(embedded), _normed(_normed(states[:-1]) * gain)), -1))
+        outputs.append(_normed(states[1:]))
     x, y = torch.cat(inputs).double(), torch.cat(outputs).double()
     square = x.T @ x + RIDGE * len(x) * torch.eye(x.shape[1])
     given = {

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from openspec.config import EMBEDDED_MODEL
 from openspec.drafters import get_drafter
-from tests.heads import fitted
+from tests.heads import fitted, models
 from tests.heads.formats import (
     Block,
     Sizes,
@@ -22,11 +22,10 @@ from tests.heads.formats import (
     dflash_zlab,
     markov_tensors,
 )
+from tests.heads.models import MASK
 from tests.heads.seeded import drawn, write
 
 BLOCK_SIZE, RANK, GROUP = 16, 16, 16
-MASK = 271
-"""The embedded model's " the", which it writes often enough for some drafts to be right."""
 GAINS = {"o_proj": 0.1, "down_proj": 0.1, "codebook": 0.1, "kernel_projection": 0.01}
 """Layers add little: a mask's row stays near its embedding, whose token it then drafts."""
 ONES = (1.0, 1.0)
@@ -36,6 +35,8 @@ LAYERS = "layers"
 
 def draft_model(method: str, kind: str = "") -> str | None:
     """For the setting of that name; None: the method has no head, or one beside the model."""
+    if method == "draft_model":
+        return str(models.folder(kind or models.CUT))
     if kind == LAYERS or method == "peagle":
         return str(layered_folder(is_parallel=method == "peagle"))
     if get_drafter(method).target_prefix:

@@ -258,6 +258,7 @@ class FakeEngineClient:
             draft_scores=None,
             accepted=list(range(accepted)),
             num_forced_tokens=0,
+            num_copied_tokens=0,
             num_rows=1 + count,
             num_seqs=1,
             seconds=0.002,

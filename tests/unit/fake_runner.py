@@ -88,7 +88,7 @@ class FakeSpanResult:
     finish_reason: str = ""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    drafts_by_source: Sequence[tuple[int, int]] = ((0, 0), (0, 0))
+    drafts_by_source: Sequence[tuple[int, int]] = ((0, 0),) * 3
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     detail: SpanDetail | None = None

@@ -293,3 +293,22 @@ def test_import_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["[]", "LLM", "True"]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "has_copies"),
+    [
+        ("eagle3", {}, True),
+        ("dspark", {"num_speculative_tokens": 2}, True),
+        ("eagle3", {"copied_drafts": False}, False),
+        ("eagle3", {"acceptance": "rejection"}, False),  # they have no probabilities
+        ("eagle3", {"num_speculative_tokens": 0}, False),
+        ("ngram", {}, False),  # copies itself
+        ("none", {}, False),
+    ],
+)
+def test_copies_beside_a_drafter(
+    method: str, settings: dict[str, object], has_copies: bool
+) -> None:
+    config = config_from_settings({"method": method, **settings})
+    assert (config.max_copied_drafts > 0) == has_copies

@@ -35,7 +35,9 @@ NOT_TYPED = {"object", "list"}
 SPELLINGS = (
     (r"typing\.SupportsInt \| typing\.SupportsIndex", "int"),
     (r"typing\.SupportsFloat \| typing\.SupportsIndex", "float"),
+    (r"\b(numpy\.typing|npt)\.", ""),
     (r"(openspec\._C|openspec\._grammar|collections\.abc|typing|typing_extensions)\.", ""),
+    (r"\bnp\.", "numpy."),
     (r"\bMapping\b", "dict"),
     (r"\bbytes\b", "str"),  # std::string takes both
     (r"\bb''", "''"),

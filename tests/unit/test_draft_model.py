@@ -191,6 +191,7 @@ def test_engine_loads_it(
         draft_fixed_bytes=1,
         state_bytes=0,
         page_bytes=4096,
+        draft_page_bytes=1024,
         num_base_pages=0,
     )
     core = SimpleNamespace(

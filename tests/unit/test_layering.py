@@ -70,6 +70,10 @@ PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
         *("_C", "errors", "settings", "messages", "checkpoint", "grammar", "config", "text"),
         "engine",
     ),
+    "adapt": (
+        *("_C", "errors", "settings", "messages", "specs", "checkpoint", "drafters", "config"),
+        *("engine", "llm"),
+    ),
     "serve": (
         "grammar",
         "errors",
@@ -122,6 +126,7 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "targets": ("strict_json", "folder", "quantization"),
         "draft_model": ("strict_json", "float16", "folder", "tensor_info", "weights"),
         "token_map": ("draft_model",),
+        "vocabularies": ("strict_json", "folder", "draft_model"),
         "draft_head": (
             *("strict_json", "quantization", "weights", "targets", "draft_model", "token_map"),
         ),
@@ -132,7 +137,20 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "ngram": ("spec",),
         "mtp": ("spec",),
         "dflash": ("spec",),
+        "draft_model": ("spec",),
         "eagle3": ("spec",),
+    },
+    "adapt": {
+        "heads": (),
+        "texts": (),
+        "target": ("heads",),
+        "start": ("heads",),
+        "replay": ("texts",),
+        "scoring": ("heads", "target"),
+        "loop": ("heads",),
+        "train": ("heads", "texts", "target", "start", "replay", "scoring", "loop"),
+        "compare": ("texts", "target", "scoring"),
+        "__main__": ("train", "compare"),
     },
     "grammar": {
         "patterns": (),
@@ -397,6 +415,7 @@ def test_few_modules_at_the_root() -> None:
 # ---- A method's name appears only in its own files ----------------------------------------------
 
 PLAIN = "none"  # plain decoding: not a method, and an English word
+LIKE_A_SETTING = "draft_model"  # as --draft-model, which every method with a head has
 DRAFTERS = PACKAGE / "drafters"
 CPP_METHODS = CSRC / "runtime" / "drafting" / "methods"
 
@@ -412,7 +431,8 @@ def methods() -> dict[str, set[str]]:
     found = {name: family - {"__init__"} for family in families for name in family}
     missing = {path.stem for path in CPP_METHODS.glob("*.cpp")} - set(found)
     assert not missing, f"without a module in drafters: {missing}"
-    return {name: found[name] for name in sorted(set(found) - {"__init__", "__pycache__", PLAIN})}
+    others = {"__init__", "__pycache__", PLAIN, LIKE_A_SETTING}
+    return {name: found[name] for name in sorted(set(found) - others)}
 
 
 def name_pattern(method: str) -> re.Pattern[str]:
@@ -447,6 +467,7 @@ def test_method_name_only_in_its_own_files(method: str) -> None:
         own |= set((DRAFTERS / name).glob("*.py"))
         for folder in (CPP_METHODS, CSRC / "model" / "heads"):
             own |= {folder / f"{name}.cpp", folder / f"{name}.h"}
+        own.add(PACKAGE / "adapt" / "heads" / f"{name}.py")
     pattern = name_pattern(method)
     found = []
     for path in [*cpp_files("core", "model", "runtime"), *python_files()]:

@@ -34,6 +34,7 @@ class Plan:
     state_bytes: int = 0
     num_base_pages: int = 0
     page_bytes: int = 1 << 16
+    draft_page_bytes: int = 0
 
 
 def plan_cpu(config: EngineConfig, plan: Plan, max_model_len: int, available: int) -> MemoryPlan:

@@ -268,10 +268,16 @@ __device__ __forceinline__ void multiply(float (&d)[kColumns / 2], const uint32_
     OPENSPEC_WGMMA("96", OPENSPEC_WGMMA_PLACES_48, "{%48, %49, %50, %51}", "%52", "%53", "0",
                    OPENSPEC_WGMMA_REGISTERS, OPENSPEC_WGMMA_SUMS_16(0), OPENSPEC_WGMMA_SUMS_16(16),
                    OPENSPEC_WGMMA_SUMS_16(32));
-  } else {
+  } else if constexpr (kColumns == 128) {
     OPENSPEC_WGMMA("128", OPENSPEC_WGMMA_PLACES_64, "{%64, %65, %66, %67}", "%68", "%69", "0",
                    OPENSPEC_WGMMA_REGISTERS, OPENSPEC_WGMMA_SUMS_16(0), OPENSPEC_WGMMA_SUMS_16(16),
                    OPENSPEC_WGMMA_SUMS_16(32), OPENSPEC_WGMMA_SUMS_16(48));
+  } else {
+    static_assert(kColumns == 160);
+    OPENSPEC_WGMMA("160", OPENSPEC_WGMMA_PLACES_80, "{%80, %81, %82, %83}", "%84", "%85", "0",
+                   OPENSPEC_WGMMA_REGISTERS, OPENSPEC_WGMMA_SUMS_16(0), OPENSPEC_WGMMA_SUMS_16(16),
+                   OPENSPEC_WGMMA_SUMS_16(32), OPENSPEC_WGMMA_SUMS_16(48),
+                   OPENSPEC_WGMMA_SUMS_16(64));
   }
 }
 

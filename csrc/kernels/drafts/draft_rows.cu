@@ -24,13 +24,15 @@ __global__ void __launch_bounds__(kThreads) extend_rows_kernel(ExtendRowsParams 
     for (int slot = thread; slot < table.max_num_seqs; slot += kThreads) params.last_row[slot] = -1;
   }
 
-  const int count = thread < step.num_spans ? params.num_computed[thread] : 0;
+  const int count =
+      thread < step.num_spans ? params.num_computed[thread] + params.num_before(thread) : 0;
   int num_rows;
   const int begin = cuda::block_exclusive_sum(count, warp_sums, &num_rows);
   begin_of[thread] = begin;
   if (thread == 0) begin_of[kThreads] = num_rows;
   if (thread < step.num_spans) {
-    const int kv_len = count > 0 ? step.span_kv_len[thread] + params.shift : 0;
+    const int kv_len =
+        count > 0 ? step.span_kv_len[thread] + params.shift - params.num_before(thread) : 0;
     out.set_span(thread, begin, kv_len, step.span_seq[thread]);
   }
   __syncthreads();
@@ -41,14 +43,19 @@ __global__ void __launch_bounds__(kThreads) extend_rows_kernel(ExtendRowsParams 
     }
     const int i = row - begin_of[span];
     const int slot = step.span_seq[span];
-    const int position = step.span_kv_len[span] + params.shift + i;
+    const int before = params.num_before(span);
+    const int position = step.span_kv_len[span] + params.shift - before + i;
     out.row_token[row] = table.tokens[slot * table.tokens_stride + position];
     out.row_position[row] = position;
     out.row_span[row] = span;
     out.row_parent[row] = i == 0 ? -1 : row - 1;
     out.row_kv_slot[row] = kv_slot_of(table, slot, position, params.page_size);
-    const int source = step.span_begin[span] + i;
-    out.source[row] = params.committed_row != nullptr ? params.committed_row[source] : source;
+    const int source = step.span_begin[span] + i - before;
+    if (i < before) {
+      out.source[row] = -1;
+    } else {
+      out.source[row] = params.committed_row != nullptr ? params.committed_row[source] : source;
+    }
     if (params.last_row != nullptr && position == table.num_tokens[slot] - 1) {
       params.last_row[slot] = row;
     }

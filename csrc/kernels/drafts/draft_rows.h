@@ -25,10 +25,18 @@ struct ExtendRowsParams {
   TableView table;  // after the commit
   int page_size = 0;
   int shift = 1;  // 1, or 0: a row keeps its position
-  DraftRows out;  // num_rows and num_spans as in the step
+  // With a shift: of a sequence whose first token is among its rows there is a row of that token
+  // too, whose `source` is -1.
+  bool from_start = false;
+  DraftRows out;  // num_spans as in the step, num_rows too, and from_start one more for each span
   /// out [max_num_seqs] by slot: the row of the last known token; -1: the step did not reach it.
   /// Null where it has none, that is without a shift.
   int32_t* last_row = nullptr;
+
+  /// Rows of a span that come before those of its computed rows.
+  OPENSPEC_HD int num_before(int span) const {
+    return from_start && num_computed[span] > 0 && step.span_kv_len[span] == 0 ? shift : 0;
+  }
 };
 
 void extend_rows_cpu(const ExecContext& exec, const ExtendRowsParams& params);

@@ -13,17 +13,23 @@ void extend_rows_cpu(const ExecContext&, const ExtendRowsParams& params) {
   for (int span = 0; span < step.num_spans; ++span) {
     const int slot = step.span_seq[span];
     const int first = step.span_begin[span];
-    const int count = params.num_computed[span];
-    out.set_span(span, row, count > 0 ? step.span_kv_len[span] + params.shift : 0, slot);
+    const int before = params.num_before(span);
+    const int count = params.num_computed[span] + before;
+    const int begin = step.span_kv_len[span] + params.shift - before;
+    out.set_span(span, row, count > 0 ? begin : 0, slot);
     for (int i = 0; i < count; ++i, ++row) {
-      const int position = step.span_kv_len[span] + params.shift + i;
+      const int position = begin + i;
       out.row_token[row] = table.tokens[slot * table.tokens_stride + position];
       out.row_position[row] = position;
       out.row_span[row] = span;
       out.row_parent[row] = i == 0 ? -1 : row - 1;
       out.row_kv_slot[row] = kv_slot_of(table, slot, position, params.page_size);
-      out.source[row] =
-          params.committed_row != nullptr ? params.committed_row[first + i] : first + i;
+      const int source = first + i - before;
+      if (i < before) {
+        out.source[row] = -1;
+      } else {
+        out.source[row] = params.committed_row != nullptr ? params.committed_row[source] : source;
+      }
       if (params.last_row != nullptr && position == table.num_tokens[slot] - 1) {
         params.last_row[slot] = row;
       }

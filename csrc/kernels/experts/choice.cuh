@@ -26,22 +26,21 @@ __device__ __forceinline__ float logit_of_key(uint32_t key) {
   return __uint_as_float((rising & 0x8000 ? rising & 0x7fff : ~rising & 0xffff) << 16);
 }
 
+/// Whether a row goes to no expert.
+__device__ __forceinline__ bool is_padding(const RouteParams& params, int row) {
+  return params.row_span != nullptr && __ldcg(params.row_span + row) < 0;
+}
+
 /// A warp's row: lane l has the bits of the logits of experts l, l + 32, ...; kMinusInfinity where
 /// there are no more.
 template <int kPerLane>
 __device__ __forceinline__ void choose_row(const uint32_t (&bits)[kPerLane],
-                                           const RouteParams& params, int64_t row, int lane) {
+                                           const RouteParams& params, int64_t row,
+                                           bool goes_nowhere, int lane) {
   constexpr unsigned kAllLanes = 0xffffffffu;
   const int num_experts = params.num_experts, top_k = params.top_k;
   int32_t* const expert = params.expert + row * top_k;
   float* const weight = params.weight + row * top_k;
-  if (params.row_span != nullptr && __ldcg(params.row_span + row) < 0) {
-    if (lane < top_k) {
-      expert[lane] = -1;
-      weight[lane] = 0.0f;
-    }
-    return;
-  }
   uint32_t keys[kPerLane], most_key = 0;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
@@ -77,8 +76,8 @@ __device__ __forceinline__ void choose_row(const uint32_t (&bits)[kPerLane],
   }
   if (params.norm_top_k) share = __fdiv_rn(share, chosen);
   if (lane < top_k) {
-    expert[place] = index;
-    weight[place] = share;
+    expert[place] = goes_nowhere ? -1 : index;
+    weight[place] = goes_nowhere ? 0.0f : share;
   }
 }
 

@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "kernels/common/launch.cuh"
 #include "kernels/common/packs.cuh"
@@ -16,7 +17,8 @@ namespace {
 
 using namespace cuda;
 
-constexpr int kColumns = 8;  // of a thread
+constexpr int kColumns = 8;      // of a thread
+constexpr int kSlotsAtOnce = 8;  // whose loads are under way together
 constexpr int kMaxThreads = 256;
 
 /// A block for each place: the row of x that belongs there. A fence, so that what comes after it
@@ -45,15 +47,29 @@ __global__ void __launch_bounds__(kMaxThreads)
   wait_for_previous_kernel();
   for (int column = threadIdx.x * kColumns; column < width; column += blockDim.x * kColumns) {
     FloatPack<kColumns> sum = {};
-#pragma unroll 8
-    for (int slot = 0; slot < top_k; ++slot) {
-      const int64_t pair = row * top_k + slot;
-      if (__ldcg(expert + pair) < 0) continue;
-      const float factor = __ldcg(weight + pair);
-      const int64_t from = place == nullptr ? pair : __ldcg(place + pair);
-      const auto term = to_floats(load_pack<Bf16Pack<kColumns>>(down + from * width + column));
+    for (int first = 0; first < top_k; first += kSlotsAtOnce) {
+      int of[kSlotsAtOnce];
+      float factor[kSlotsAtOnce];
+      Bf16Pack<kColumns> term[kSlotsAtOnce];
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) sum.x[c] = __fmaf_rn(factor, term.x[c], sum.x[c]);
+      for (int s = 0; s < kSlotsAtOnce; ++s) {
+        const int64_t pair = row * top_k + min(first + s, top_k - 1);
+        of[s] = first + s < top_k ? __ldcg(expert + pair) : -1;
+        factor[s] = __ldcg(weight + pair);
+        // What lies at the number of a pair without an expert is read, but not used.
+        int64_t from = pair;
+        if (place != nullptr) from = of[s] < 0 ? 0 : __ldcg(place + pair);
+        term[s] = load_pack<Bf16Pack<kColumns>>(down + from * width + column);
+      }
+#pragma unroll
+      for (int s = 0; s < kSlotsAtOnce; ++s) {
+        if (of[s] < 0) continue;
+        const auto row_of_down = to_floats(term[s]);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          sum.x[c] = __fmaf_rn(factor[s], row_of_down.x[c], sum.x[c]);
+        }
+      }
     }
     store_pack(out + row * width + column, to_bf16(sum));
   }
@@ -97,6 +113,7 @@ int launch_products(ExpertsJob job, void* stream) {
   if (error != cudaSuccess) return error;
   job.chain_steps = std::max(1, ceil_div(longest_split(job.weights.first), kLinearChains));
   job.num_scales = job.weights.first.num_scales();
+  job.chunk_units = std::gcd(4, job.weights.first.num_outputs / kLinearUnit);
   constexpr int kSlotBytes = WeightRing<kForm>::kSlotBytes;
   const auto bytes = [&] {
     return ExpertsShared(kSlotBytes, SumLayout<kTiles>::kBytes, kTiles, job).total;
@@ -187,21 +204,18 @@ class ExpertsLaunch {
       const int error = sort(8 * num_tiles);
       if (error != cudaSuccess) return error;
     }
-    const bool is_one = params_.num_rows == 1;
     ExpertsJob job = {.weights = params_.gate_up,
                       .x = static_cast<const __nv_bfloat16*>(params_.x),
                       .out = inner_,
                       .expert = params_.expert,
                       .pairs = pairs_,
                       .num_rows = params_.num_rows,
-                      .top_k = params_.top_k,
-                      .chunk_units = is_one ? 2 : 4};
+                      .top_k = params_.top_k};
     int error = launch_products<true>(job, num_tiles, stream_);
     if (error != cudaSuccess) return error;
     job.weights = params_.down;
     job.x = inner_;
     job.out = hidden_;
-    job.chunk_units = is_one ? 8 : 4;
     error = launch_products<false>(job, num_tiles, stream_);
     return error != cudaSuccess ? error : combine(nullptr);
   }

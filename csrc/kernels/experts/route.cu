@@ -25,6 +25,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int row = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
   cuda::wait_for_previous_kernel();
   if (row >= params.num_rows) return;
+  const bool goes_nowhere = cuda::is_padding(params, row);
   uint32_t bits[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
@@ -32,7 +33,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     const int64_t at = int64_t{row} * params.router.num_outputs + index;
     bits[i] = index < params.num_experts ? __ldcg(logits + at) : cuda::kMinusInfinity;
   }
-  cuda::choose_row(bits, params, row, lane);
+  cuda::choose_row(bits, params, row, goes_nowhere, lane);
 }
 
 template <int kPerLane>

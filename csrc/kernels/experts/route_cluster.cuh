@@ -106,6 +106,9 @@ __global__ void __launch_bounds__(kStreamThreads)
   rows.fetch(static_cast<const __nv_bfloat16*>(params.x), weight.num_inputs, chain,
              min(kRouteRows, params.num_rows - first_row),
              [&](int row) -> int64_t { return first_row + row; });
+  const int row = first_row + rank;
+  const bool is_there = row < params.num_rows;
+  const bool goes_nowhere = is_there && is_padding(params, row);
   wait_for_rows();
   if (chain_bytes > 0 && rank < num_units) wait_for_slot(barrier, 0);
   for (int i = 0; i * kRouteRows + rank < num_units; ++i) {
@@ -114,8 +117,7 @@ __global__ void __launch_bounds__(kStreamThreads)
                      i * kRouteRows + rank, warp, lane);
   }
   meet_in_cluster();
-  const int row = first_row + rank;
-  if (warp > 0 || row >= params.num_rows) return;
+  if (warp > 0 || !is_there) return;
   uint32_t bits[kPerLane];
   const auto* const logits = reinterpret_cast<const uint16_t*>(shared + at.logits);
 #pragma unroll
@@ -123,7 +125,7 @@ __global__ void __launch_bounds__(kStreamThreads)
     const int index = i * 32 + lane;
     bits[i] = index < params.num_experts ? logits[index] : kMinusInfinity;
   }
-  choose_row(bits, params, row, lane);
+  choose_row(bits, params, row, goes_nowhere, lane);
 #endif
 }
 

@@ -1,8 +1,9 @@
 #pragma once
 
-/// What the blocks of a product of experts work on. A segment is up to so many rows of one expert;
-/// an item is some units of a segment. Rows of a segment have *places*, one behind the other, where
-/// what comes between the two products lies.
+/// What the blocks of a product of experts work on. A segment is up to so many rows of one expert.
+/// The units of all segments make one sequence, of which every block has as large a share; an item
+/// is what of a share is of one segment. Rows of a segment have *places*, one behind the other,
+/// where what comes between the two products lies.
 ///
 /// Of up to eight rows every block sorts for itself: a segment then has all rows of the step, each
 /// at its number, those included that do not go to its expert. So all experts multiply the same
@@ -26,15 +27,18 @@ struct FewRowsTable {
   int32_t num_segments;
 };
 
-/// Part of a segment: units [first_unit, last_unit) of `num_rows` rows from place `first_place` on.
+/// Units [first_unit, last_unit) of `num_rows` rows from place `first_place` on.
 struct ExpertItem {
   int expert;
   int first_place, num_rows;
   int first_unit, last_unit;
+
+  __device__ __forceinline__ int num_units() const { return last_unit - first_unit; }
 };
 
 class Segments {
  public:
+  /// `chunk_units`: a divisor of num_units.
   __device__ __forceinline__ Segments(const SortedPairs& pairs, const FewRowsTable& few,
                                       int num_rows, int segment_rows, int num_units,
                                       int chunk_units)
@@ -43,37 +47,47 @@ class Segments {
         num_rows_(num_rows),
         segment_rows_(segment_rows),
         num_units_(num_units),
-        chunk_units_(chunk_units),
-        num_chunks_((num_units + chunk_units - 1) / chunk_units),
-        num_items_((has_few_rows() ? few.num_segments : __ldcg(pairs.num_segments)) * num_chunks_) {
+        chunk_units_(chunk_units) {
+    const int num_segments = has_few_rows() ? few.num_segments : __ldcg(pairs.num_segments);
+    const int64_t all_units = int64_t{num_segments} * num_units;
+    begin_ = static_cast<int>(all_units * blockIdx.x / gridDim.x);
+    end_ = static_cast<int>(all_units * (blockIdx.x + 1) / gridDim.x);
   }
 
   __device__ __forceinline__ bool has_few_rows() const { return num_rows_ <= kFewRows; }
-  __device__ __forceinline__ int num_items() const { return num_items_; }
+  /// The block's share of the sequence.
+  __device__ __forceinline__ int begin() const { return begin_; }
+  __device__ __forceinline__ int end() const { return end_; }
 
-  /// An item. The segments of an expert read the same weights at the same time.
-  __device__ __forceinline__ ExpertItem item(int id) const {
-    const int segment = id / num_chunks_;
+  /// The item that begins at a place of the share. Where an expert has several segments, they take
+  /// turns after every few units: so each finds the weights of the one before in the cache.
+  __device__ __forceinline__ ExpertItem item(int at) const {
+    const int segment = at / num_units_;
     ExpertItem item;
-    int chunk;
+    int local = at - segment * num_units_, left = num_units_ - local;
     if (has_few_rows()) {
       item.expert = few_.expert[segment];
       item.first_place = segment * kFewRows;
       item.num_rows = num_rows_;
-      chunk = id % num_chunks_;
     } else {
       const int4 words = __ldcg(reinterpret_cast<const int4*>(pairs_.segment + segment));
       const ExpertRange range = {words.x, words.y, words.z, words.w};
       const int num_segments =
           (range.last_pair - range.first_pair + segment_rows_ - 1) / segment_rows_;
-      const int local = id - range.first_segment * num_chunks_;
+      int turn = 0;
+      if (num_segments > 1) {
+        const int of_expert = at - range.first_segment * num_units_;
+        const int chunk = of_expert / chunk_units_, of_chunk = of_expert % chunk_units_;
+        turn = chunk % num_segments;
+        local = chunk / num_segments * chunk_units_ + of_chunk;
+        left = chunk_units_ - of_chunk;
+      }
       item.expert = range.expert;
-      item.first_place = range.first_pair + local % num_segments * segment_rows_;
+      item.first_place = range.first_pair + turn * segment_rows_;
       item.num_rows = min(segment_rows_, range.last_pair - item.first_place);
-      chunk = local / num_segments;
     }
-    item.first_unit = chunk * chunk_units_;
-    item.last_unit = min(item.first_unit + chunk_units_, num_units_);
+    item.first_unit = local;
+    item.last_unit = local + min(left, end_ - at);
     return item;
   }
 
@@ -86,7 +100,7 @@ class Segments {
  private:
   const SortedPairs& pairs_;
   const FewRowsTable& few_;
-  int num_rows_, segment_rows_, num_units_, chunk_units_, num_chunks_, num_items_;
+  int num_rows_, segment_rows_, num_units_, chunk_units_, begin_, end_;
 };
 
 /// Before the first block reads it; every thread calls it.

@@ -26,7 +26,7 @@ struct ExpertsJob {
   const int32_t* expert;  // [num_rows, top_k]
   SortedPairs pairs;      // of more than kFewRows rows
   int num_rows, top_k;
-  int chunk_units;      // of an item
+  int chunk_units = 0;  // see Segments
   int num_slots = 0;    // of a warp's WeightRing
   int num_buffers = 0;  // of a warp's activations: with two, the next segment's come in time
   int chain_steps = 0;  // of the longest chain
@@ -96,7 +96,7 @@ class ExpertFeed {
  public:
   __device__ __forceinline__ ExpertFeed(const LinearStack& weights, const Segments& segments,
                                         const Chain& chain)
-      : weights_(weights), segments_(segments), chain_(chain), id_(blockIdx.x) {
+      : weights_(weights), segments_(segments), chain_(chain), next_(segments.begin()) {
     begin_item();
   }
 
@@ -112,28 +112,28 @@ class ExpertFeed {
       at_ += (weights_.first.num_inputs / kLinearStep - chain_.num_steps) * step_bytes(kForm);
       steps_left_ = chain_.num_steps;
     } else {
-      id_ += gridDim.x;
       begin_item();
     }
   }
 
  private:
   __device__ __forceinline__ void begin_item() {
-    if (id_ >= segments_.num_items()) return;
-    const ExpertItem item = segments_.item(id_);
+    if (next_ >= segments_.end()) return;
+    const ExpertItem item = segments_.item(next_);
+    next_ += item.num_units();
     const int64_t step =
         static_cast<int64_t>(item.first_unit) * (weights_.first.num_inputs / kLinearStep) +
         chain_.first_step;
     at_ = static_cast<const uint8_t*>(weights_.first.data) + item.expert * weights_.bytes +
           step * step_bytes(kForm);
-    units_left_ = item.last_unit - item.first_unit;
+    units_left_ = item.num_units();
     steps_left_ = chain_.num_steps;
   }
 
   const LinearStack& weights_;
   const Segments& segments_;
   const Chain& chain_;
-  int id_, units_left_ = 0, steps_left_ = 0;
+  int next_, units_left_ = 0, steps_left_ = 0;
   const uint8_t* at_ = nullptr;
 };
 
@@ -174,21 +174,38 @@ __device__ __forceinline__ void multiply_chain(ChainSums<kForm, kTiles>& sums,
   }
 }
 
+/// Rows that a thread writes an output of, one after the other: row thread / 16 and 16 rows on.
+template <int kTiles>
+inline constexpr int kWritePasses =
+    (8 * kTiles * kLinearUnit + kStreamThreads - 1) / kStreamThreads;
+
+/// The pairs of a thread's rows of an item; -1: none.
+template <int kTiles>
+__device__ __forceinline__ void find_pairs(int (&pairs)[kWritePasses<kTiles>],
+                                           const Segments& segments, const ExpertItem& item) {
+#pragma unroll
+  for (int pass = 0; pass < kWritePasses<kTiles>; ++pass) {
+    const int row = (pass * kStreamThreads + static_cast<int>(threadIdx.x)) / kLinearUnit;
+    pairs[pass] = row < item.num_rows ? segments.pair(item.first_place + row) : -1;
+  }
+}
+
 /// Adds up the chains' sums of a unit and writes its outputs.
 template <WeightForm kForm, int kTiles, bool kIsGateUp>
 __device__ __forceinline__ void write_unit(const ExpertsJob& job, const PackedLinear& weight,
-                                           const Segments& segments, const ExpertItem& item,
-                                           int unit, const float* sums) {
+                                           const ExpertItem& item, int unit,
+                                           const int (&pairs)[kWritePasses<kTiles>],
+                                           const float* sums) {
   using Sums = SumLayout<kTiles>;
   constexpr int kElements = Sums::kRows * kLinearUnit;
-  constexpr int kPasses = (kElements + kStreamThreads - 1) / kStreamThreads;
+  constexpr int kPasses = kWritePasses<kTiles>;
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     const int element = pass * kStreamThreads + threadIdx.x;
     if (element >= kElements) break;  // the whole warp
     const int row = element / kLinearUnit, output = element % kLinearUnit;
     const int place = item.first_place + row;
-    const int pair = row < item.num_rows ? segments.pair(place) : -1;
+    const int pair = pairs[pass];
     const float* from = sums + row * Sums::kPitch + output;
     float sum = from[0];
 #pragma unroll
@@ -250,18 +267,20 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
   for (int slot = 0; slot < job.num_slots; ++slot) feed.fill(ring, slot);
   if constexpr (!kIsGateUp) wait_for_previous_kernel();
 
-  const int num_items = segments.num_items(), stride = gridDim.x;
-  int id = blockIdx.x;
-  if (id >= num_items) return;
-  ExpertItem item = segments.item(id);
+  int at_unit = segments.begin();
+  if (at_unit >= segments.end()) return;
+  ExpertItem item = segments.item(at_unit);
   if (!kIsGateUp || !has_few_rows) activations.fetch(0, segments, item);
   int sum_buffer = 0, buffer = 0;
   for (;;) {
+    int pairs[kWritePasses<kTiles>];
+    find_pairs<kTiles>(pairs, segments, item);
     wait_for_rows();
     const ChainRows<kTiles> rows = activations.rows(buffer);
-    const bool has_next = id + stride < num_items;
+    at_unit += item.num_units();
+    const bool has_next = at_unit < segments.end();
     ExpertItem next = item;
-    if (has_next) next = segments.item(id + stride);
+    if (has_next) next = segments.item(at_unit);
     const bool changes = has_next && !activations.are_same(item, next);
     if (changes && job.num_buffers > 1) activations.fetch(buffer ^ 1, segments, next);
     PackedLinear weight = shape;
@@ -272,7 +291,7 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
       multiply_chain(chain_sums, weight, chain, unit, ring, feed, rows, lane);
       store_sums<Sums>(own_sums + sum_buffer * Sums::kBufferFloats, chain_sums.whole(), lane);
       __syncthreads();
-      write_unit<kForm, kTiles, kIsGateUp>(job, weight, segments, item, unit,
+      write_unit<kForm, kTiles, kIsGateUp>(job, weight, item, unit, pairs,
                                            sums + sum_buffer * Sums::kBufferFloats);
       sum_buffer ^= 1;
     }
@@ -285,7 +304,6 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
       }
     }
     item = next;
-    id += stride;
   }
 }
 

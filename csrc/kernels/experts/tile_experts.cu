@@ -25,26 +25,29 @@ bool map_places(const TileProduct& product, CUtensorMap* map) {
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-template <int kRows, bool kIsGateUp>
+template <WeightForm kForm, int kRows, bool kIsGateUp>
 int launch_tiles(const TileProduct& product, void* stream) {
-  constexpr auto kKernel = expert_tiles_kernel<kRows, kIsGateUp>;
+  constexpr auto kKernel = expert_tiles_kernel<kForm, kRows, kIsGateUp>;
   const int prepared = per_device([] { return prepare_shared(kKernel, kSharedKib * 1024); });
   if (prepared != cudaSuccess) return prepared;
   const LinearStack& stack = product.weights;
   PackedLinear all = stack.first;
   all.num_outputs *= stack.count;
   CUtensorMap weights, rows;
-  if (!map_octets(all, kExpertUnits, /*cluster=*/1, &weights) || !map_places(product, &rows)) {
+  if (!map_weights(all, kExpertUnits, /*cluster=*/1, &weights) || !map_places(product, &rows)) {
     return cudaErrorInvalidValue;
   }
-  constexpr int kBytes = kSharedKib * 1024 - kAlignment - kExpertGroups * turn_bytes(kIsGateUp);
-  const ExpertTilesJob job = {
-      .weight = stack.first,
-      .pairs = product.pairs,
-      .out = product.out,
-      .num_units = stack.first.num_outputs / kLinearUnit,
-      .num_steps = stack.first.num_inputs / kLinearStep,
-      .num_stages = std::min(kMaxStages, kBytes / expert_stage_bytes<kRows>())};
+  constexpr int kBytes = kSharedKib * 1024 - kAlignment -
+                         kExpertGroups * expert_buffer_bytes<kForm, kRows, kIsGateUp>();
+  constexpr int kStages = std::min(kMaxStages, kBytes / expert_stage_bytes<kForm, kRows>());
+  static_assert(kStages > min_stages(kForm));
+  const ExpertTilesJob job = {.weight = stack.first,
+                              .num_scales = stack.first.num_scales(),
+                              .pairs = product.pairs,
+                              .out = product.out,
+                              .num_units = stack.first.num_outputs / kLinearUnit,
+                              .num_steps = stack.first.num_inputs / kLinearStep,
+                              .num_stages = kStages};
   const int num_clusters = num_sms() / kExpertCluster;
   return launch_clusters(kExpertCluster, kKernel, dim3(num_clusters * kExpertCluster),
                          dim3(kExpertThreads), kSharedKib * 1024, stream, weights, rows, job);
@@ -52,15 +55,18 @@ int launch_tiles(const TileProduct& product, void* stream) {
 
 template <bool kIsGateUp>
 int launch_tiles(const TileProduct& product, int tile_rows, void* stream) {
-  switch (tile_rows) {
-    case 64:
-      return launch_tiles<64, kIsGateUp>(product, stream);
-    case 128:
-      return launch_tiles<128, kIsGateUp>(product, stream);
-    case 160:
-      return launch_tiles<160, kIsGateUp>(product, stream);
-  }
-  return cudaErrorInvalidValue;
+  return with_form(product.weights.first, [&](auto form) -> int {
+    constexpr WeightForm kForm = decltype(form)::value;
+    switch (tile_rows) {
+      case 64:
+        return launch_tiles<kForm, 64, kIsGateUp>(product, stream);
+      case 128:
+        return launch_tiles<kForm, 128, kIsGateUp>(product, stream);
+      case 160:
+        return launch_tiles<kForm, 160, kIsGateUp>(product, stream);
+    }
+    return cudaErrorInvalidValue;
+  });
 }
 
 }  // namespace
@@ -69,9 +75,10 @@ int expert_tile_rows(const LinearStack& gate_up, const LinearStack& down, int nu
   constexpr double kMinRows = 24;  // below, streaming is as fast
   const double mean = static_cast<double>(num_pairs) / down.count;
   const auto fits = [](const PackedLinear& weight) {
-    return weight.format == MatrixFormat::kBF16 && weight.num_inputs / kLinearStep >= kLinearChains;
+    return weight.num_inputs / kLinearStep >= kLinearChains;
   };
-  static const bool has_kernel = has_hopper_kernel(expert_tiles_kernel<64, true>);
+  static const bool has_kernel =
+      has_hopper_kernel(expert_tiles_kernel<WeightForm::kPlain, 64, true>);
   if (!has_kernel || mean < kMinRows || !fits(gate_up.first) || !fits(down.first)) return 0;
   // Most experts are to have one tile.
   for (const int rows : kTileRows) {

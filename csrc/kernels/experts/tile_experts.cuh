@@ -25,6 +25,7 @@ inline constexpr int kBoxRows = 32;  // that are copied at once
 /// What the kernel is told.
 struct ExpertTilesJob {
   PackedLinear weight;  // of the first expert
+  int num_scales;       // of an expert
   SortedPairs pairs;
   void* out;
   int num_units;  // of an expert
@@ -32,9 +33,15 @@ struct ExpertTilesJob {
   int num_stages;
 };
 
-template <int kRows>
+template <WeightForm kForm, int kRows>
 constexpr int expert_stage_bytes() {
-  return kExpertUnits * unit_bytes(WeightForm::kPlain) + kRows * kRowBytes;
+  return kExpertUnits * unit_bytes(kForm) + kRows * kRowBytes;
+}
+/// Of a warpgroup: for sums that have no registers, then for the output.
+template <WeightForm kForm, int kRows, bool kIsGateUp>
+constexpr int expert_buffer_bytes() {
+  return group_buffer_bytes(kRows, /*adds_splits=*/false, stores_chains(kForm, kRows),
+                            /*is_f32=*/false, kIsGateUp, /*is_sent=*/false);
 }
 
 #ifdef OPENSPEC_HAS_WGMMA
@@ -110,26 +117,28 @@ __device__ __forceinline__ void fill_expert_ring(const ExpertTilesJob& job, cons
   }
 }
 
-template <int kRows>
+template <WeightForm kForm, int kRows>
 __device__ __forceinline__ void copy_expert_weights(const CUtensorMap& weights,
                                                     const ExpertTilesJob& job, const Ring& ring,
                                                     int rank) {
-  constexpr int kBytes = kExpertUnits * unit_bytes(WeightForm::kPlain);
+  constexpr int kBytes = kExpertUnits * unit_bytes(kForm);
   const uint64_t policy = wgmma::cache_policy(false);
   fill_expert_ring<kRows>(
       job, ring, rank, [&](const ExpertTileCursor<kRows>& tile, int step, int stage) {
         const uint32_t barrier = ring.full + stage * 8;
         // The rows' bytes too; they may have come before this.
         wgmma::expect_bytes(barrier, kBytes + tile.num_boxes() * (kBoxRows * kRowBytes));
-        wgmma::copy_box(ring.stages + stage * ring.stage_bytes, weights, 0,
-                        tile.expert * job.num_units + tile.first_unit, step * 2, barrier, policy);
+        const int word = is_e4m3(kForm) ? step * (step_bytes(kForm) / 4) : 0;
+        const int octet = is_e4m3(kForm) ? 0 : step * 2;
+        wgmma::copy_box(ring.stages + stage * ring.stage_bytes, weights, word,
+                        tile.expert * job.num_units + tile.first_unit, octet, barrier, policy);
       });
 }
 
-template <int kRows>
+template <WeightForm kForm, int kRows>
 __device__ __forceinline__ void copy_expert_rows(const CUtensorMap& rows, const ExpertTilesJob& job,
                                                  const Ring& ring, int rank) {
-  constexpr int kFirst = kExpertUnits * unit_bytes(WeightForm::kPlain);
+  constexpr int kFirst = kExpertUnits * unit_bytes(kForm);
   const uint64_t policy = wgmma::cache_policy(false);
   wait_for_previous_kernel();
   fill_expert_ring<kRows>(
@@ -143,18 +152,23 @@ __device__ __forceinline__ void copy_expert_rows(const CUtensorMap& rows, const 
       });
 }
 
-/// A warpgroup's part. `shared`: its own buffer for the output.
-template <int kRows, bool kIsGateUp>
+/// A warpgroup's part. `shared`: its own buffer.
+template <WeightForm kForm, int kRows, bool kIsGateUp>
 __device__ __forceinline__ void multiply_expert_tiles(const ExpertTilesJob& job, const Ring& ring,
                                                       int group, int rank, uint32_t shared) {
   const int thread = threadIdx.x % kGroupThreads;
-  TileReader<WeightForm::kPlain, kRows, kExpertCluster> reader(
-      ring, group, thread % 32, kExpertUnits * unit_bytes(WeightForm::kPlain));
+  TileReader<kForm, kRows, kExpertCluster> reader(ring, group, thread % 32,
+                                                  kExpertUnits * unit_bytes(kForm));
+  PackedLinear weight = job.weight;
   for (ExpertTileCursor<kRows> tile(job, rank); !tile.at_end(); tile.advance()) {
     float sums[kRows / 2];
     reader.begin_tile(kExpertUnits, job.num_steps);
-    add_split<WeightForm::kPlain, kRows>(job.weight, reader, {0, job.num_steps}, /*unit=*/0,
-                                         /*stored=*/0, sums);
+    if constexpr (is_e4m3(kForm)) {
+      weight.scales = job.weight.scales + int64_t{tile.expert} * job.num_scales;
+    }
+    // A warp without a unit has the scales of the last one, for sums that nobody writes.
+    const int unit = min(tile.first_unit + group * kGroupUnits + thread / 32, job.num_units - 1);
+    add_split<kForm, kRows>(weight, reader, {0, job.num_steps}, unit, shared + thread * 16, sums);
     reader.finish_tile();
     GroupOutput to;
     to.out = job.out;
@@ -173,7 +187,7 @@ __device__ __forceinline__ void multiply_expert_tiles(const ExpertTilesJob& job,
 
 #endif  // OPENSPEC_HAS_WGMMA
 
-template <int kRows, bool kIsGateUp>
+template <WeightForm kForm, int kRows, bool kIsGateUp>
 __global__ void __launch_bounds__(kExpertThreads, 1)
     expert_tiles_kernel([[maybe_unused]] const __grid_constant__ CUtensorMap weights,
                         [[maybe_unused]] const __grid_constant__ CUtensorMap rows,
@@ -190,7 +204,7 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
   ring.full = wgmma::shared_address(barriers);
   ring.empty = ring.full + kMaxStages * 8;
   ring.num_stages = job.num_stages;
-  ring.stage_bytes = expert_stage_bytes<kRows>();
+  ring.stage_bytes = expert_stage_bytes<kForm, kRows>();
   if (threadIdx.x == kExpertGroups * kGroupThreads) {
 #pragma unroll 1
     for (int stage = 0; stage < ring.num_stages; ++stage) {
@@ -204,16 +218,17 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
     wgmma::give_registers<24>();
     if (threadIdx.x % 32 != 0) return;
     if (warp == kExpertGroups * 4) {
-      copy_expert_weights<kRows>(weights, job, ring, rank);
+      copy_expert_weights<kForm, kRows>(weights, job, ring, rank);
     } else if (warp == kExpertGroups * 4 + 1) {
-      copy_expert_rows<kRows>(rows, job, ring, rank);
+      copy_expert_rows<kForm, kRows>(rows, job, ring, rank);
     }
   } else {
     wgmma::take_registers<240>();
     wait_for_previous_kernel();
-    multiply_expert_tiles<kRows, kIsGateUp>(
+    multiply_expert_tiles<kForm, kRows, kIsGateUp>(
         job, ring, warp / 4, rank,
-        ring.stages + ring.num_stages * ring.stage_bytes + warp / 4 * turn_bytes(kIsGateUp));
+        ring.stages + ring.num_stages * ring.stage_bytes +
+            warp / 4 * expert_buffer_bytes<kForm, kRows, kIsGateUp>());
   }
 #endif
 }

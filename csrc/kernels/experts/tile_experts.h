@@ -9,7 +9,7 @@ namespace openspec::cuda {
 
 /// One of the two products over all rows, which lie one behind the other by their experts.
 struct TileProduct {
-  LinearStack weights;  // bf16; SwiGLU: gate and up
+  LinearStack weights;  // SwiGLU: gate and up
   const void* x;        // [num_places, num_inputs] bf16
   void* out;            // [num_places, outputs] bf16
   SortedPairs pairs;    // in segments of tile_rows

@@ -68,6 +68,19 @@ __device__ Verdict judge_tree(const int32_t* drafts, const int32_t* parents, int
   return verdict;
 }
 
+/// Compares the copy of span `s` with the run of chosen tokens, which stand in its history.
+__device__ __forceinline__ void judge_copy(const CommitRowsParams& params, int s,
+                                           const int32_t* run, StepOutcome& outcome) {
+  const CopiedDrafts& copied = params.copied;
+  __syncwarp();
+  const Verdict verdict = judge_chain(copied.drafts + static_cast<int64_t>(s) * copied.max_drafts,
+                                      copied.num_drafts[s], outcome.num_tokens - 1, run);
+  outcome.is_copied = params.is_copied[s];
+  outcome.match_len = copied.match_len[s];
+  outcome.num_copied_judged = verdict.num_judged;
+  outcome.num_copied_right = verdict.num_right;
+}
+
 __device__ __forceinline__ void report_drafts(const CommitRowsParams& params, int64_t entry,
                                               int64_t first_draft, const int32_t* drafts,
                                               int granted, bool has_tree) {
@@ -195,6 +208,7 @@ __global__ void __launch_bounds__(kThreads) commit_rows_kernel(CommitRowsParams 
       report_drafts(params, entry, first_draft, drafts, granted, has_tree);
     }
     outcome.num_accepted = min(outcome.num_tokens, verdict.num_accepted);
+    if (params.copied.max_drafts > 0) judge_copy(params, s, history, outcome);
     outcome.num_computed += outcome.num_tokens - 1;
   }
   __syncwarp();

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/copied_drafts.h"
 #include "kernels/choose/sampling_params.h"
 #include "kernels/common/exec.h"
 #include "kernels/common/rows.h"
@@ -43,6 +44,7 @@ struct StepSpan {
   float acceptance =
       0.0f;           // conditional, of each draft: which drafts go first where rows are short
   int32_t folds = 0;  // boolean: there are pages to fold the base into
+  float copied_acceptance[kNumMatchClasses] = {};  // `acceptance` of copies, see ChooseSourceParams
 };
 /// A slot that the host (re)wrote.
 struct SlotUpdate {
@@ -56,6 +58,7 @@ struct StepHeader {
   int32_t num_spans = 0, num_slot_updates = 0, num_page_updates = 0;
   int32_t row_budget = 0;  // rows to lay, drafts included, at most
   int32_t ring_index = 0;  // where the outcome goes
+  float row_price = 0.0f;  // tokens that a row costs, see ChooseSourceParams
 };
 
 /// What the ops of a step read of it, in device memory.
@@ -83,8 +86,41 @@ struct BeginStepParams {
   int32_t* seq = nullptr;            // out [max_spans] slot of each span; 0 after the last one
   int32_t* num_wanted = nullptr;     // out [max_spans] drafts that can still be used; 0 for a span
                                      // that ends before the last known token, or is finished
+  int max_drafter_drafts = 0;
+  int32_t* num_drafter_wanted = nullptr;  // out [max_spans] of these what a drafter may have; null:
+                                          // all of them
 };
 int begin_step_cuda(const BeginStepParams& params, void* stream);
+
+/// Copies of a step: what followed earlier places that are like the ends of the texts.
+struct CopiedDrafts {
+  int max_drafts = 0;                   // of a span; 0: the step has none
+  const int32_t* drafts = nullptr;      // [max_spans, max_drafts]
+  const int32_t* num_drafts = nullptr;  // [max_spans]
+  const int32_t* match_len = nullptr;   // [max_spans], see CopyLookupParams
+};
+
+/// Takes the drafts of each span from its drafter or from its copy, whichever is worth more
+/// (core/copied_drafts.h), the drafter's where they are equal.
+struct ChooseSourceParams {
+  StepInput input;
+  StepSpan* spans = nullptr;  // out: `acceptance` becomes that of what is taken
+  int max_spans = 0;
+  CopiedDrafts copied = {};
+  bool takes_copies = false;  // else they are only judged
+  // The drafter's, [max_spans, max_drafter_drafts] and [max_spans]; null counts: it has none.
+  int max_drafter_drafts = 0;
+  const int32_t *drafter_drafts = nullptr, *num_drafter_drafts = nullptr,
+                *drafter_parents = nullptr;
+  const float* drafter_scores = nullptr;
+  // out, as for layout_rows
+  int max_drafts = 0;
+  int32_t *drafts = nullptr, *num_drafts = nullptr;
+  int32_t* parents = nullptr;    // null: chains
+  float* scores = nullptr;       // null: none
+  int32_t* is_copied = nullptr;  // [max_spans]
+};
+int choose_source_cuda(const ChooseSourceParams& params, void* stream);
 
 /// Puts drafts from the host first, before those of the device (core/put_first.h).
 struct MergeDraftsParams {
@@ -153,6 +189,8 @@ struct StepOutcome {
   int32_t num_right = 0;
   int32_t first_choice = -1, sample_begin = 0, sample_end = 0;
   int32_t has_scores = 0;  // whether the drafts in the ring have scores
+  int32_t is_copied = 0;   // whether drafts after those of the host are a copy
+  int32_t match_len = 0, num_copied_judged = 0, num_copied_right = 0;  // see CopyJudgement
   int32_t num_folded = 0;  // blocks in the base after the step
 };
 
@@ -166,6 +204,8 @@ struct CommitRowsParams {
   const int32_t* drafts = nullptr;      // [max_spans, max_drafts], as for layout_rows
   const int32_t* parents = nullptr;     // [max_spans, max_drafts]; null: chains
   const float* scores = nullptr;        // [max_spans, max_drafts]; null: none
+  CopiedDrafts copied = {};             // verified or not
+  const int32_t* is_copied = nullptr;   // [max_spans], where there are copies
   const int32_t* span_begin = nullptr;  // [num_spans + 1] first row of each span
   const int32_t* num_offered = nullptr;
   const int32_t* num_granted = nullptr;

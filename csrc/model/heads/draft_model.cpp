@@ -4,20 +4,23 @@
 
 namespace openspec {
 
-DraftModelConfig::DraftModelConfig(const HeadSpec& head, const TargetSpec& target,
-                                   bool may_read_norm)
+void check_captures(const std::vector<int>& layers, const TargetSpec& target) {
+  int last = -1;
+  for (const int layer : layers) {
+    OPENSPEC_CHECK_ARG(layer > last && layer < target.num_layers(),
+                       "capture_layers must rise and be of the target's ", target.num_layers(),
+                       " layers, got ", layer);
+    last = layer;
+  }
+}
+
+DraftModelConfig::DraftModelConfig(const HeadSpec& head, const TargetSpec& target)
     : HeadSpec(head),
       LayerGeometry(geometry_of(head.layers, target.hidden_size, head.rms_norm_eps)),
       num_layers(static_cast<int>(head.layers.size())),
       num_captures(static_cast<int>(head.capture_layers.size())),
       vocab_size(target.vocab_size) {
-  int last = -1;
-  for (const int layer : capture_layers) {
-    OPENSPEC_CHECK_ARG(layer > last && layer < target.num_layers() + may_read_norm,
-                       "capture_layers must rise and be of the target's ", target.num_layers(),
-                       " layers, got ", layer);
-    last = layer;
-  }
+  check_captures(capture_layers, target);
 }
 
 void DraftModelConfig::validate() const {

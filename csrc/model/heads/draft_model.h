@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "model/heads/head_spec.h"
 #include "model/parts/decoder_layer.h"
@@ -8,12 +9,14 @@
 
 namespace openspec {
 
+/// Throws ArgumentError unless the layers rise and are the target's.
+void check_captures(const std::vector<int>& layers, const TargetSpec& target);
+
 /// A draft head that reads captured states of a target: what its checkpoint says, and the geometry
 /// that all its layers have.
 struct DraftModelConfig : HeadSpec, LayerGeometry {
-  /// Throws ArgumentError for layers that differ in more than their window, or captured ones that
-  /// the target does not have; `may_read_norm`: or the norm past them.
-  DraftModelConfig(const HeadSpec& head, const TargetSpec& target, bool may_read_norm = false);
+  /// Throws ArgumentError for layers that differ in more than their window.
+  DraftModelConfig(const HeadSpec& head, const TargetSpec& target);
 
   using LayerGeometry::rms_norm_eps;
   int num_layers = 0;

@@ -1,10 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "model/parts/layer_spec.h"
-#include "model/weights/tensor_scale.h"
+#include "model/targets/target_spec.h"
 
 namespace openspec {
 
@@ -15,15 +16,15 @@ enum class CaptureNorm : uint8_t {
   kWhole,   // one norm of them side by side: input_norm
 };
 
-/// A draft head as its checkpoint describes it. Its hidden_size and vocabulary are the target's.
+/// A draft head as its checkpoint describes it. Its hidden_size and vocabulary are the target's,
+/// unless it is a model of its own.
 /// Each method reads the fields that its heads have. Source: config.json and tensors, as
 /// python/openspec/specs describes them.
 struct HeadSpec {
   std::vector<LayerSpec> layers;
   float rms_norm_eps = 1e-6f;
-  // Of the target, from 0, rising: their outputs are read; the number past the last layer stands
-  // for its output after the final norm.
-  std::vector<int> capture_layers;
+  std::vector<int> capture_layers;  // of the target, from 0, rising: their outputs are read
+  bool captures_normed = false;     // the last captured state has passed the target's final norm
   int draft_vocab_size = 0;
   bool has_embedding = false;    // its own; else the target's
   bool has_head = true;          // its own; else the target's
@@ -31,6 +32,11 @@ struct HeadSpec {
   std::vector<int> kept_tokens;  // of a part of the target's vocabulary, always in it
   QuantizedTensors quantized;    // those that come as codes
   int mask_token = -1;           // stands at positions whose token is not known; -1: none does
+
+  // Of drafters that are a whole language model, whose layers and numbers these are.
+  std::optional<TargetSpec> model;
+  int unknown_token = 0;             // what stands for tokens beyond its table
+  bool has_projection_bias = false;  // of what takes captured states in
 
   // Of heads that feed their output back.
   CaptureNorm capture_norm = CaptureNorm::kNone;

@@ -13,8 +13,7 @@ namespace openspec {
 
 /// Geometry of an MTP head.
 struct MtpConfig : DraftModelConfig {
-  MtpConfig(const HeadSpec& head, const TargetSpec& target)
-      : DraftModelConfig(head, target, /*may_read_norm=*/true) {
+  MtpConfig(const HeadSpec& head, const TargetSpec& target) : DraftModelConfig(head, target) {
     num_inputs = 2;  // the token's embedding and the state, for fc
     norms_from_one = true;
   }

@@ -349,28 +349,19 @@ void DecoderPass::norm(void* residual, const float* weight, void* out, int64_t o
 
 void DecoderPass::norm_after(int layer, const Captures& captures, void* residual,
                              const float* weight, void* out) {
-  norm(residual, weight, out, /*out_stride=*/0, /*is_read=*/captures.has(layer));
-  keep(layer, captures, residual);
-}
-
-void DecoderPass::final_norm(int num_layers, const Captures& captures, void* residual,
-                             const float* weight, void* out) {
-  norm_after(num_layers - 1, captures, residual, weight, out);
-  keep(num_layers, captures, out);
-}
-
-void DecoderPass::keep(int layer, const Captures& captures, const void* rows) {
-  if (!captures.has(layer)) return;
   const std::vector<int>& layers = captures.layers;
+  const auto found = std::find(layers.begin(), layers.end(), layer);
+  const bool is_captured = found != layers.end();
+  norm(residual, weight, out, /*out_stride=*/0, /*is_read=*/is_captured);
+  if (!is_captured) return;
   const size_t row_bytes =
       static_cast<size_t>(scratch_.geometry_.hidden_size) * dtype_bytes(scratch_.dtype_);
-  const auto place = std::lower_bound(layers.begin(), layers.end(), layer) - layers.begin();
-  ops::gather_rows(exec_,
-                   {.in = rows,
-                    .out = static_cast<std::byte*>(captures.rows) + row_bytes * size_t(place),
-                    .num_rows = attention_.rows.num_rows,
-                    .width_bytes = static_cast<int64_t>(row_bytes),
-                    .out_stride = static_cast<int64_t>(row_bytes * layers.size())});
+  const auto place = static_cast<size_t>(found - layers.begin());
+  ops::gather_rows(exec_, {.in = residual,
+                           .out = static_cast<std::byte*>(captures.rows) + row_bytes * place,
+                           .num_rows = attention_.rows.num_rows,
+                           .width_bytes = static_cast<int64_t>(row_bytes),
+                           .out_stride = static_cast<int64_t>(row_bytes * layers.size())});
 }
 
 void DecoderPass::norm_of_sums(const RmsNormParams& norm, bool is_read) {

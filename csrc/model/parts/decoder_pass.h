@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -25,13 +24,10 @@ struct Sight {
   bool window_follows_rows = false;
 };
 
-/// Layers whose output is kept, rising, and where: [num_rows, layers, hidden_size]. The number past
-/// the last layer stands for the output after the final norm.
+/// Layers whose output is kept, rising, and where: [num_rows, layers, hidden_size].
 struct Captures {
   const std::vector<int>& layers;
   void* rows = nullptr;
-
-  bool has(int layer) const { return std::binary_search(layers.begin(), layers.end(), layer); }
 };
 
 /// One pass of a batch of rows through decoder layers: what an attention or an MLP puts out is
@@ -57,10 +53,6 @@ class DecoderPass {
   /// `captures`.
   void norm_after(int layer, const Captures& captures, void* residual, const float* weight,
                   void* out);
-  /// The norm after the last of `num_layers`: what it puts out is kept, too, as that of a layer
-  /// past them.
-  void final_norm(int num_layers, const Captures& captures, void* residual, const float* weight,
-                  void* out);
   /// The residual stream of the next `norm` begins as x W^T, whatever it was.
   void project(const PackedLinear& weight, const void* x);
   /// K and V of x [num_rows, attention_inputs] go to `kv`; nothing is attended to.
@@ -84,8 +76,6 @@ class DecoderPass {
 
  private:
   void plan();
-  /// Keeps rows [num_rows, hidden_size] if they are what leaves one of the captured layers.
-  void keep(int layer, const Captures& captures, const void* rows);
   /// `norm` of a product whose sums are all ranks'.
   void norm_of_sums(const RmsNormParams& norm, bool is_read);
   template <typename T = std::byte>

@@ -150,8 +150,8 @@ void MixtureTarget::forward(const ExecContext& exec, const RowBatch& rows,
       pass.mlp(layer.decoder, normed);
     }
   }
-  pass.final_norm(static_cast<int>(config_.layers.size()), captures, residual,
-                  tensors_.final_norm, normed);
+  pass.norm_after(static_cast<int>(config_.layers.size()) - 1, captures, residual,
+                  tensors_.shared.norm.weight, normed);
 }
 
 void MixtureTarget::logits(const ExecContext& exec, const int32_t* row, int count, float* out) {

@@ -50,8 +50,7 @@ class TargetModel {
   /// Runs all layers over `rows`, which leave their KV and records in `memory`. Afterwards `logits`
   /// may be asked for any of the rows. `capture_layers` (rising) names layers whose output, the
   /// residual stream after the layer, is copied to `captured` [num_rows, num_captures *
-  /// hidden_size] in the activation type; the number past the last layer stands for what the final
-  /// norm puts out. On CUDA it is recorded in graphs.
+  /// hidden_size] in the activation type. On CUDA it is recorded in graphs.
   virtual void forward(const ExecContext& exec, const RowBatch& rows, const TargetMemory& memory,
                        const std::vector<int>& capture_layers, void* captured) = 0;
 

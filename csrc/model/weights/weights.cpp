@@ -406,13 +406,23 @@ const float* Weights::add_values(const std::string& name, const std::vector<int6
   return values;
 }
 
-const void* Weights::add_table(const std::string& name, int num_rows, int width) {
+const void* Weights::add_table(const std::string& name, int num_rows, int width, MoreRows more) {
   const size_t bytes = format_bytes(kTableFormat, num_rows, width);
-  void* table = take_numbers(name, bytes, kMatrixType);
+  const size_t row_bytes = format_bytes(kTableFormat, 1, width);
+  void* table =
+      take_numbers(name, bytes + static_cast<size_t>(more.count) * row_bytes, kMatrixType);
   Destination& destination = destinations_[name];
   destination.shape = {num_rows, width};
   destination.matrix_type = kMatrixType;
-  destination.stores = {[this, table, bytes](const void* data, DType) { put(table, data, bytes); }};
+  destination.stores = {[this, table, bytes, row_bytes, more](const void* data, DType) {
+    put(table, data, bytes);
+    const auto* row =
+        static_cast<const std::byte*>(data) + static_cast<size_t>(more.like) * row_bytes;
+    for (int i = 0; i < more.count; ++i) {
+      put(static_cast<std::byte*>(table) + bytes + static_cast<size_t>(i) * row_bytes, row,
+          row_bytes);
+    }
+  }};
   return table;
 }
 

@@ -67,8 +67,16 @@ class Weights {
   /// `shape` fp32, row-major; `convert` makes of the checkpoint's values what is kept.
   const float* add_values(const std::string& name, const std::vector<int64_t>& shape,
                           Convert convert = nullptr);
-  /// [num_rows, width] bf16 in the checkpoint's order.
-  const void* add_table(const std::string& name, int num_rows, int width);
+  /// Rows of a table that the checkpoint has not: copies of one that it has.
+  struct MoreRows {
+    int count = 0;
+    int like = 0;
+  };
+  /// [num_rows, width] bf16 in the checkpoint's order, then `more`.
+  const void* add_table(const std::string& name, int num_rows, int width, MoreRows more);
+  const void* add_table(const std::string& name, int num_rows, int width) {
+    return add_table(name, num_rows, width, {});
+  }
   /// [width] bf16, [1, 1, width] in the checkpoint, which may come as fp32 and is then rounded.
   const void* add_table_row(const std::string& name, int width);
   struct TokenMap {

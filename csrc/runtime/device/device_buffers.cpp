@@ -97,6 +97,12 @@ size_t DeviceArrays::lay_out(std::byte* base, const RunnerConfig& config, const 
   }
   take_input(carver, input, config, needs, /*pages_per_base=*/0);
   carver.take(seqs * most_drafts(config), drafts, parents, scores);
+  if (config.max_copied_drafts > 0) {
+    const size_t most = as_index(config.max_draft_tokens);
+    carver.take(seqs, num_copied, is_copied, num_drafter_wanted, num_drafter_drafts);
+    carver.take(seqs * as_index(config.max_copied_drafts), copied);
+    carver.take(seqs * most, drafter_drafts, drafter_parents, drafter_scores);
+  }
   carver.take(rows, row_token, row_position, row_span, row_parent, committed_row, sample_row,
               score_token, chosen, ranks, row_kv_slot);
   carver.take(rows * (1 + kMaxLogprobs), logprob_ids, logprobs);

@@ -53,6 +53,11 @@ struct DeviceArrays {
   int32_t *span_begin = nullptr, *sample_begin = nullptr;                // [S + 1]
   int32_t *num_drafts = nullptr, *drafts = nullptr, *parents = nullptr;  // [S], [S, D], [S, D]
   float* scores = nullptr;                                               // [S, D]
+  // Where there are copies, C of a sequence at most: those, and the drafter's of which at most P.
+  int32_t *num_copied = nullptr, *copied = nullptr, *is_copied = nullptr;  // [S], [S, C], [S]
+  int32_t *num_drafter_wanted = nullptr, *num_drafter_drafts = nullptr, *drafter_drafts = nullptr,
+          *drafter_parents = nullptr;  // [S], [S], [S, P], [S, P]
+  float* drafter_scores = nullptr;     // [S, P]
   int32_t *row_token = nullptr, *row_position = nullptr, *row_span = nullptr, *row_parent = nullptr,
           *committed_row = nullptr, *sample_row = nullptr, *score_token = nullptr,
           *chosen = nullptr, *ranks = nullptr;  // [R]

@@ -46,6 +46,8 @@ DeviceStep::DeviceStep(const std::vector<StepContext>& contexts, DeviceExchange*
   OPENSPEC_CHECK_ARG(
       !context_.drafter.needs().makes_trees || config.max_draft_tokens < kMaxTreeRows,
       "on CUDA a tree has fewer than ", kMaxTreeRows, " drafts, got ", config.max_draft_tokens);
+  OPENSPEC_CHECK_ARG(config.max_copied_drafts == 0 || !proposes_on_host(),
+                     "on CUDA drafts are copied beside a drafter that works there");
 }
 
 DeviceStep::~DeviceStep() { ranks_.end(); }
@@ -113,6 +115,7 @@ void DeviceStep::teach_kept(StepLease& lease, StepOrder& order) {
 
 StepHeader DeviceStep::write_input(const StepLease& lease, const StepShape& shape) {
   const StepInputArrays& input = ring_.input(lease.ring_index);
+  const bool drafts_there = lease.has_proposed || context_.config.max_copied_drafts > 0;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     const SpanRequest& request = lease.requests[i];
     const std::vector<int32_t>& lead = lease.offers[i].draft.tokens;
@@ -121,14 +124,16 @@ StepHeader DeviceStep::write_input(const StepLease& lease, const StepShape& shap
     const double ratio = context_.table.estimate(request.slot, source).acceptance.ratio();
     input.spans[i] = {.slot = request.slot,
                       .num_new_tokens = request.num_new_tokens,
-                      .max_drafts = lease.has_proposed ? request.max_drafts : num_lead,
+                      .max_drafts = drafts_there ? request.max_drafts : num_lead,
                       .acceptance = static_cast<float>(ratio),
                       .folds = lease.bases[i].pages().empty() ? 0 : 1};
+    context_.table.copy_estimate(request.slot).copy_to(input.spans[i].copied_acceptance);
     input.num_lead[i] = num_lead;
     std::copy(lead.begin(), lead.end(), input.lead + i * most_drafts(context_.config));
   }
   StepHeader header = updates_.write(lease, inputs_);
   header.row_budget = shape.num_rows;
+  header.row_price = static_cast<float>(planner_.row_price(lease));
   return header;
 }
 
@@ -176,16 +181,17 @@ StepShape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees) {
   const RunnerConfig& config = context_.config;
   const DrafterNeeds& needs = context_.drafter.needs();
   const bool may_be_absent = !proposes_on_host();
-  const std::vector<DraftOffer> offers =
-      planner_.expected_offers(lease, /*with_drafter=*/true, may_be_absent);
+  const int most_free = std::max(config.max_draft_tokens, config.max_copied_drafts);
   int num_known = 0, num_drafts = 0, longest = 0;
   bool has_long_spans = false, has_offers = false;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     const SpanRequest& request = lease.requests[i];
+    // What anyone may offer, if all of it gets rows.
+    const int num_lead = lease.offers[i].draft.size();
+    num_drafts += num_lead > 0 ? num_lead : std::min(request.max_drafts, most_free);
     // A span may get more drafts than are expected.
     const int most_rows = request.num_new_tokens + request.max_drafts;
     num_known += request.num_new_tokens;
-    num_drafts += offers[i].num_drafts;
     longest = std::max(longest, context_.table.num_tokens(request.slot));
     has_long_spans = has_long_spans || most_rows > 1 + config.draft_room();
     has_offers = has_offers || lease.offers[i].draft.size() > 0;
@@ -208,7 +214,10 @@ StepShape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees) {
     }
   }
   const bool is_general = longest > short_kv_len(num_rows, num_spans);
-  const bool keeps_rows = !proposes && !has_offers && may_keep_rows(lease);
+  // Copies are verified where rows are planned for them.
+  const bool has_drafts =
+      proposes || has_offers || (config.max_copied_drafts > 0 && num_rows > num_known);
+  const bool keeps_rows = !has_drafts && may_keep_rows(lease);
   return book_.choose({num_rows, num_spans, proposes, proposes ? needs.makes_trees : host_has_trees,
                        is_general, keeps_rows, has_long_spans});
 }

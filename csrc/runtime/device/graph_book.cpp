@@ -55,7 +55,8 @@ void GraphBook::add_shapes(int num_rows) {
   if (is_on_device && !limits_.is_costly) add({num_rows, most_spans, true, limits_.makes_trees});
   if (is_on_device && limits_.is_costly) {
     // Drafts cost time per sequence: each has two rows at least, and all its drafts at most.
-    const int least_spans = std::min(std::max(1, num_rows / limits_.most_draft_rows()), most_spans);
+    const int most_rows = 1 + limits_.max_draft_tokens;
+    const int least_spans = std::min(std::max(1, num_rows / most_rows), most_spans);
     for (int num_spans = std::min(num_rows / 2, most_spans); num_spans > 0;) {
       add({num_rows, num_spans, true, limits_.makes_trees});
       if (num_spans <= least_spans) break;

@@ -104,13 +104,14 @@ void MaskedSteps::start(const StepLease& lease, const StepOrder& order) {
 /// The rows, with the drafts that have them.
 void MaskedSteps::lay_out(RankStep& rank, const StepLease& lease, const StepOrder& order) {
   const StepShape& shape = order.shape;
-  if (shape.proposes) rank.masks().propose(shape);
+  if (rank.stages().drafts(shape)) rank.masks().propose(shape);
   const bool has_offers =
       std::any_of(lease.offers.begin(), lease.offers.end(),
                   [](const MergedDraft& offer) { return offer.draft.size() > 0; });
   if (has_offers) {
     rank.stages().merge(ring_.input(lease.ring_index), shape,
-                        static_cast<int>(lease.requests.size()), lease.has_proposed);
+                        static_cast<int>(lease.requests.size()),
+                        lease.has_proposed || rank.stages().has_copies());
   }
   rank.stages().lay_out(shape, order.num_samples);
   if (&rank == &ranks_.first()) download_rows(rank);

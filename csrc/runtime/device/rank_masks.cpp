@@ -9,7 +9,7 @@
 namespace openspec {
 
 void RankMasks::prepare(const StepShape& shape) {
-  if (shape.proposes) record(draft_graphs_, shape, [&] { stages_.propose(shape); });
+  if (stages_.drafts(shape)) record(draft_graphs_, shape, [&] { stages_.propose(shape); });
   record(score_graphs_, shape, [&] { stages_.score(shape); });
 }
 

@@ -31,11 +31,16 @@ SpanResult StepRing::result(const StepLease& lease, size_t span) const {
   result.token_ids.assign(chosen.begin(), chosen.end());
   result.finish = static_cast<FinishReason>(outcome.finish);
   result.num_computed = outcome.num_computed;
-  result.count_drafts(lease.offers[span].deal({.num_offered = outcome.num_offered,
-                                               .num_drafts = outcome.num_drafts,
-                                               .num_accepted = outcome.num_accepted,
-                                               .num_judged = outcome.num_judged,
-                                               .num_right = outcome.num_right}));
+  MergedDraft offers = lease.offers[span];
+  if (outcome.is_copied != 0) {
+    offers.num_offered[kCopiedDrafts] = outcome.num_offered - offers.num_offered[kGrammarDrafts];
+  }
+  result.count_drafts(offers.deal({.num_offered = outcome.num_offered,
+                                   .num_drafts = outcome.num_drafts,
+                                   .num_accepted = outcome.num_accepted,
+                                   .num_judged = outcome.num_judged,
+                                   .num_right = outcome.num_right}));
+  result.copied = {outcome.match_len, outcome.num_copied_judged, outcome.num_copied_right};
 
   const SequenceParams& params = table_.params(result.slot);
   if (params.reports_steps && outcome.num_tokens > 0) {

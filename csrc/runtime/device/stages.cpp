@@ -15,7 +15,9 @@ namespace openspec {
 DeviceStages::DeviceStages(const StepContext& context, const DeviceBuffers& arrays, void* stream)
     : context_(context),
       arrays_(arrays),
-      exec_{.pool = nullptr, .device = Device::kCuda, .stream = stream} {
+      exec_{.pool = nullptr, .device = Device::kCuda, .stream = stream},
+      copies_(copy_lookup_of(context.config)) {
+  copies_.allocate();
   const std::span<const KvLayerView> layers = context.kv_layers;
   kv_layers_ = Buffer(layers.size_bytes(), Memory::kDevice);
   device::copy_to_device(kv_layers_.data(), layers.data(), layers.size_bytes(), stream);
@@ -51,7 +53,7 @@ RowBatch DeviceStages::row_batch(const StepShape& shape) const {
 }
 
 void DeviceStages::enqueue(const StepShape& shape, int num_samples) {
-  if (shape.proposes) propose(shape);
+  if (drafts(shape)) propose(shape);
   lay_out(shape, num_samples);
   score(shape);
   enqueue_choices(shape, num_samples, /*masks=*/nullptr);
@@ -109,27 +111,76 @@ void DeviceStages::begin(const StepInputArrays& host, const StepHeader& header, 
                                  .out_header = arrays_.input.header,
                                  .spans = arrays_.input.spans,
                                  .seq = arrays_.seq,
-                                 .num_wanted = arrays_.num_wanted},
+                                 .num_wanted = arrays_.num_wanted,
+                                 .max_drafter_drafts = context_.config.max_draft_tokens,
+                                 .num_drafter_wanted = arrays_.num_drafter_wanted},
                                 exec_.stream),
                 "begin_step");
 }
 
 void DeviceStages::propose(const StepShape& shape) {
+  if (shape.proposes) ask_drafter(shape);
+  if (!has_copies()) return;
+  copies_.look_up(exec_, table_view(), arrays_.seq, arrays_.num_wanted, shape.num_spans,
+                  arrays_.copied, arrays_.num_copied);
+  choose_source(shape);
+}
+
+void DeviceStages::ask_drafter(const StepShape& shape) {
   const RowBatch rows = row_batch(shape);
   const DeviceArrays& s = arrays_;
   const bool has_trees = context_.drafter.needs().makes_trees;
   const bool has_scores = has_trees || compares_chains(rows.num_spans);
-  context_.drafter.propose(exec_, table_view(),
-                           {.seq = s.seq,
-                            .num_wanted = s.num_wanted,
-                            .num_seqs = rows.num_spans,
-                            .max_drafts = context_.config.max_draft_tokens,
-                            .max_rows = rows.num_rows,
-                            .expected_kv_len = rows.expected_kv_len,
-                            .drafts = s.drafts,
-                            .num_drafts = s.num_drafts,
-                            .parents = has_trees ? s.parents : nullptr,
-                            .scores = has_scores ? s.scores : nullptr});
+  WantedDrafts wanted{.seq = s.seq,
+                      .num_wanted = s.num_wanted,
+                      .num_seqs = rows.num_spans,
+                      .max_drafts = context_.config.max_draft_tokens,
+                      .max_rows = rows.num_rows,
+                      .expected_kv_len = rows.expected_kv_len,
+                      .drafts = s.drafts,
+                      .num_drafts = s.num_drafts,
+                      .parents = has_trees ? s.parents : nullptr,
+                      .scores = has_scores ? s.scores : nullptr};
+  if (has_copies()) {
+    wanted.num_wanted = s.num_drafter_wanted;
+    wanted.drafts = s.drafter_drafts;
+    wanted.num_drafts = s.num_drafter_drafts;
+    if (has_trees) wanted.parents = s.drafter_parents;
+    if (has_scores) wanted.scores = s.drafter_scores;
+  }
+  context_.drafter.propose(exec_, table_view(), wanted);
+}
+
+void DeviceStages::choose_source(const StepShape& shape) {
+  const DeviceArrays& s = arrays_;
+  const bool has_trees = context_.drafter.needs().makes_trees;
+  const bool has_scores = has_trees || compares_chains(shape.num_spans);
+  device::check(
+      choose_source_cuda({.input = input(),
+                          .spans = s.input.spans,
+                          .max_spans = shape.num_spans,
+                          .copied = copied_drafts(),
+                          .takes_copies = !shape.keeps_rows,
+                          .max_drafter_drafts = context_.config.max_draft_tokens,
+                          .drafter_drafts = s.drafter_drafts,
+                          .num_drafter_drafts = shape.proposes ? s.num_drafter_drafts : nullptr,
+                          .drafter_parents = s.drafter_parents,
+                          .drafter_scores = has_scores ? s.drafter_scores : nullptr,
+                          .max_drafts = max_drafts(),
+                          .drafts = s.drafts,
+                          .num_drafts = s.num_drafts,
+                          .parents = has_trees ? s.parents : nullptr,
+                          .scores = has_scores ? s.scores : nullptr,
+                          .is_copied = s.is_copied},
+                         exec_.stream),
+      "choose_source");
+}
+
+CopiedDrafts DeviceStages::copied_drafts() const {
+  return {.max_drafts = context_.config.max_copied_drafts,
+          .drafts = arrays_.copied,
+          .num_drafts = arrays_.num_copied,
+          .match_len = copies_.match_len()};
 }
 
 void DeviceStages::merge(const StepInputArrays& host, const StepShape& shape, int num_spans,
@@ -248,6 +299,8 @@ void DeviceStages::commit(const StepShape& shape) {
                                   .drafts = drafts.tokens,
                                   .parents = drafts.parents,
                                   .scores = drafts.scores,
+                                  .copied = copied_drafts(),
+                                  .is_copied = s.is_copied,
                                   .span_begin = s.span_begin,
                                   .num_offered = s.num_offered,
                                   .num_granted = s.num_granted,
@@ -294,6 +347,7 @@ KeptRows DeviceStages::kept_rows() {
 }
 
 void DeviceStages::keep_rows(const RowBatch& rows) {
+  if (kept_.bytes() == 0) return;  // a drafter that reads tokens alone
   ops::keep_rows(exec_, {.rows = rows,
                          .num_computed = arrays_.num_computed,
                          .features = captured_.data(),

@@ -5,6 +5,7 @@
 #include "kernels/drafts/kept_rows.h"
 #include "runtime/device/device_buffers.h"
 #include "runtime/device/graph_book.h"
+#include "runtime/drafting/copy_source.h"
 #include "runtime/step/step_backend.h"
 
 namespace openspec {
@@ -29,6 +30,9 @@ class DeviceStages {
   void enqueue_choices(const StepShape& shape, int num_samples, const Masks* masks);
   /// Takes the input from where the host wrote it.
   void begin(const StepInputArrays& host, const StepHeader& header, int num_spans);
+  /// Whether a step of that shape has sources of drafts on the device.
+  bool drafts(const StepShape& shape) const { return shape.proposes || has_copies(); }
+  /// Asks them, and picks the drafts of each sequence.
   void propose(const StepShape& shape);
   /// The drafts of the host's input come before those of the drafter, if that has any.
   void merge(const StepInputArrays& host, const StepShape& shape, int num_spans, bool has_proposed);
@@ -48,12 +52,16 @@ class DeviceStages {
   bool proposes_on_host() const {
     return context_.config.max_draft_tokens > 0 && !context_.drafter.works_on_arrays();
   }
+  bool has_copies() const { return context_.config.max_copied_drafts > 0; }
   /// Whether sequences share rows by how likely their chains are: one alone has nothing to share.
   bool compares_chains(int num_spans) const {
     return context_.drafter.needs().has_scores && num_spans > 1;
   }
 
  private:
+  void ask_drafter(const StepShape& shape);
+  void choose_source(const StepShape& shape);
+  CopiedDrafts copied_drafts() const;
   void choose(const RowBatch& rows, int num_samples, const Masks* masks);
   void commit(const StepShape& shape);
   void keep_rows(const RowBatch& rows);
@@ -71,6 +79,7 @@ class DeviceStages {
   ExecContext exec_;
   std::vector<int> capture_layers_;
   Buffer captured_, kept_;
+  CopyLookup copies_;
   Buffer kv_layers_;  // [target's layers] KvLayerView
 };
 

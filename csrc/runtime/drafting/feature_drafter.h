@@ -17,10 +17,13 @@ class FeatureDrafter : public HeadDrafter<Model> {
  public:
   void learn(const ExecContext& exec, const TableView& table, const CommittedStep& step) final {
     void* hidden = this->hidden();
-    const DraftRows rows =
-        extend_rows(exec, table, step, features(), head_.num_captures * head_.hidden_size,
-                    this->template at<int32_t>(kept_.last_row));
+    const int width = head_.num_captures * head_.hidden_size;
+    const DraftRows rows = extend_rows(exec, table, step, features(), width,
+                                       this->template at<int32_t>(kept_.last_row));
     if (rows.num_rows == 0) return;
+    if (head_.captures_normed) {
+      this->norm_last(exec, target_.norm, features(), rows.num_rows, width, head_.hidden_size);
+    }
     RowBatch batch = rows.batch();
     batch.max_span_rows = step.rows.max_span_rows;
     batch.expected_kv_len = step.rows.expected_kv_len;

@@ -37,9 +37,9 @@ NetworkDrafter::NetworkDrafter(const RunnerConfig& config)
                      "acceptance by rejection needs drafts that are drawn: set draft_noise");
 }
 
-void NetworkDrafter::declare_trees(int top_k, const DraftModelConfig& model) {
-  OPENSPEC_CHECK_ARG(top_k <= model.draft_vocab_size, "draft_top_k ", top_k, " of a vocabulary of ",
-                     model.draft_vocab_size);
+void NetworkDrafter::declare_trees(int top_k, int draft_vocab_size) {
+  OPENSPEC_CHECK_ARG(top_k <= draft_vocab_size, "draft_top_k ", top_k, " of a vocabulary of ",
+                     draft_vocab_size);
   OPENSPEC_CHECK_ARG(!keeps_logits() || top_k == 1,
                      "acceptance by rejection is for chains: set draft_top_k to 1");
   needs_.makes_trees = top_k > 1;
@@ -114,21 +114,27 @@ DraftRows NetworkDrafter::draft_rows(int num_rows, int num_spans) {
 
 DraftRows NetworkDrafter::extend_rows(const ExecContext& exec, const TableView& table,
                                       const CommittedStep& step, void* features, int width,
-                                      int32_t* last_row) {
+                                      int32_t* last_row, bool from_start) {
+  ExtendRowsParams params = {.step = step.rows,
+                             .num_computed = step.num_computed,
+                             .committed_row = step.committed_row,
+                             .table = table,
+                             .page_size = config_.page_size,
+                             .shift = last_row == nullptr ? 0 : 1,
+                             .from_start = from_start,
+                             .out = {},
+                             .last_row = last_row};
   // On the host exactly the rows that count, on a device room for all.
-  const int num_rows = exec.device == Device::kCuda ? step.rows.num_rows : step.num_committed;
-  const DraftRows rows = draft_rows(num_rows, step.rows.num_spans);
-  if (num_rows == 0) return rows;
-  ops::extend_rows(exec, {.step = step.rows,
-                          .num_computed = step.num_computed,
-                          .committed_row = step.committed_row,
-                          .table = table,
-                          .page_size = config_.page_size,
-                          .shift = last_row == nullptr ? 0 : 1,
-                          .out = rows,
-                          .last_row = last_row});
-  copy_rows(exec, rows.source, step.features, features, num_rows, width);
-  return rows;
+  const bool is_cuda = exec.device == Device::kCuda;
+  int num_rows = is_cuda ? step.rows.num_rows : step.num_committed;
+  for (int span = 0; from_start && span < step.rows.num_spans; ++span) {
+    num_rows += is_cuda ? 1 : params.num_before(span);
+  }
+  params.out = draft_rows(num_rows, step.rows.num_spans);
+  if (num_rows == 0) return params.out;
+  ops::extend_rows(exec, params);
+  if (width > 0) copy_rows(exec, params.out.source, step.features, features, num_rows, width);
+  return params.out;
 }
 
 Sight NetworkDrafter::look(const ExecContext& exec, const TableView& table, const DraftRows& rows,
@@ -157,6 +163,21 @@ Sight NetworkDrafter::look(const ExecContext& exec, const TableView& table, cons
 void NetworkDrafter::copy_rows(const ExecContext& exec, const int32_t* row, const void* from,
                                void* to, int num_rows, int width) const {
   ops::copy_rows(exec, row, from, to, num_rows, row_bytes(width));
+}
+
+void NetworkDrafter::norm_last(const ExecContext& exec, const FinalNorm& norm, void* states,
+                               int num_rows, int stride, int width) const {
+  void* last = static_cast<std::byte*>(states) + row_bytes(stride - width);
+  ops::rms_norm(exec, {.residual = last,
+                       .residual_stride = stride,
+                       .weight = norm.weight,
+                       .out = last,
+                       .out_stride = stride,
+                       .num_rows = num_rows,
+                       .width = width,
+                       .eps = norm.eps,
+                       .rounds_once = norm.rounds_once,
+                       .dtype = config_.dtype});
 }
 
 int64_t NetworkDrafter::row_bytes(int width) const {

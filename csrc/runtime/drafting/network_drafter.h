@@ -35,7 +35,7 @@ class NetworkDrafter : public Drafter {
   explicit NetworkDrafter(const RunnerConfig& config);
 
   /// Declares what is drafted from the best `top_k` tokens; 1: chains.
-  void declare_trees(int top_k, const DraftModelConfig& model);
+  void declare_trees(int top_k, int draft_vocab_size);
   /// Plans memory for passes of so many rows; a draft pass has at most `max_span_rows` for a
   /// sequence. Before memory of the drafter's own is planned.
   void plan_rows(int max_rows, int max_span_rows);
@@ -57,9 +57,11 @@ class NetworkDrafter : public Drafter {
 
   DraftRows draft_rows(int num_rows, int num_spans);
   /// The rows of a step that count, as the drafter's own, with their features in `features`
-  /// [num_rows, width]. With `last_row` (ExtendRowsParams) rows move one position ahead.
+  /// [num_rows, width]. With `last_row` (ExtendRowsParams, as `from_start`) rows move one position
+  /// ahead.
   DraftRows extend_rows(const ExecContext& exec, const TableView& table, const CommittedStep& step,
-                        void* features, int width, int32_t* last_row = nullptr);
+                        void* features, int width, int32_t* last_row = nullptr,
+                        bool from_start = false);
   /// What layers that see the whole context see in a pass over draft rows.
   Sight sight_of(const ExecContext& exec, const TableView& table, const DraftRows& rows,
                  int expected_kv_len, bool may_have_trees = false) {
@@ -77,6 +79,9 @@ class NetworkDrafter : public Drafter {
   void copy_rows(const ExecContext& exec, const int32_t* row, const void* from, void* to,
                  int num_rows, int width) const;
   int64_t row_bytes(int width) const;
+  /// The last `width` columns of states [num_rows, stride] pass the target's final norm.
+  void norm_last(const ExecContext& exec, const FinalNorm& norm, void* states, int num_rows,
+                 int stride, int width) const;
 
   /// Tokens that layers which slide see, as the head was trained; 0: none slides.
   int head_window() const { return head_window_; }

@@ -70,10 +70,10 @@ class OnePassDrafter : public Head {
   }
 
   /// Plans memory for rows, logits and what is drafted from them: among the `num_candidates` best
-  /// tokens of each depth; 0: of all tokens.
-  void plan_blocks(int num_candidates) {
+  /// tokens of each depth; 0: of all tokens. Passes of other kinds have `num_more` rows more.
+  void plan_blocks(int num_candidates, int num_more = 0) {
     const int seqs = config_.max_num_seqs, samples = most_rows();
-    this->plan_rows(limits().max_rows, block_rows());
+    this->plan_rows(limits().max_rows + num_more, block_rows());
     block_.first_sample = take(seqs, sizeof(int32_t));
     block_.num_depths = take(seqs, sizeof(int32_t));
     for (size_t* array : {&block_.head_row, &block_.sample_row, &block_.chosen}) {
@@ -151,6 +151,18 @@ class OnePassDrafter : public Head {
                              .max_drafts = wanted.max_drafts,
                              .drafts = wanted.drafts,
                              .scores = wanted.scores});
+  }
+
+  /// Chains or trees from the logits of rows that know nothing of each other's drafts.
+  void make_drafts(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted,
+                   const DraftRows& rows, int num_samples) {
+    if (makes_trees()) {
+      this->find_best(exec, table, best_of(rows, num_samples, top_k_));
+      grow_trees(exec, wanted, top_k_);
+    } else {
+      draw_drafts(exec, table, rows, num_samples);
+      store_chains(exec, wanted);
+    }
   }
 
   /// What `find_best` needs for the `count` best tokens of each depth.

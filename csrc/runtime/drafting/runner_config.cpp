@@ -30,6 +30,9 @@ void RunnerConfig::validate() const {
                      "on CUDA page_size must be a multiple of 8, got ", page_size);
   OPENSPEC_CHECK_ARG(max_draft_tokens >= 0, "max_draft_tokens must not be negative");
   OPENSPEC_CHECK_ARG(max_grammar_drafts >= 0, "max_grammar_drafts must not be negative");
+  OPENSPEC_CHECK_ARG(max_copied_drafts >= 0, "max_copied_drafts must not be negative");
+  OPENSPEC_CHECK_ARG(max_copied_drafts == 0 || acceptance == Acceptance::kMatch,
+                     "copied drafts have no probabilities, which acceptance by rejection needs");
   OPENSPEC_CHECK_ARG(draft_depth >= 0 && draft_depth <= max_draft_tokens,
                      "draft_depth must be in [0, max_draft_tokens], got ", draft_depth);
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <string>
@@ -42,7 +43,10 @@ struct RunnerConfig {
   int max_draft_tokens = 0;  // drafts of a sequence and step
   // Those that a grammar alone makes, where there is no drafter; with one, they share its room.
   int max_grammar_drafts = 0;
-  int draft_depth = 0;  // of these, one after another; 0: all, as in a chain
+  // Those that are copied from the text's own past, in place of a drafter's where they are worth
+  // more; 0: none.
+  int max_copied_drafts = 0;
+  int draft_depth = 0;  // of max_draft_tokens, one after another; 0: all, as in a chain
   std::string method = "none";
   std::map<std::string, DrafterOption> method_options;  // what users set of the method
   std::optional<HeadSpec> head;                         // of methods that have one
@@ -53,7 +57,10 @@ struct RunnerConfig {
 
   void validate() const;
   /// Rows after the known tokens that a sequence's step may have.
-  int draft_room() const { return max_draft_tokens > 0 ? max_draft_tokens : max_grammar_drafts; }
+  int draft_room() const {
+    const int most = std::max(max_draft_tokens, max_copied_drafts);
+    return most > 0 ? most : max_grammar_drafts;
+  }
   /// Drafts one after another: fewer than max_draft_tokens for trees.
   int num_depths() const { return draft_depth > 0 ? draft_depth : max_draft_tokens; }
   /// Steps under way at a time: with one step launched ahead, two.

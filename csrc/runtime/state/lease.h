@@ -77,6 +77,7 @@ struct SpanResult {
   int num_draft_tokens = 0;
   int num_accepted_tokens = 0;          // drafts among token_ids
   BySource<DraftCounts> by_source{};    // of these, and what the step tells about the sources
+  CopyJudgement copied;                 // of a copy on offer, verified or not
   std::vector<TokenLogprobs> logprobs;  // of token_ids, if asked for
   std::vector<TokenLogprobs>
       prompt_logprobs;               // of the prompt tokens after the chunk's rows, if asked for

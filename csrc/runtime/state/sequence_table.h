@@ -106,6 +106,9 @@ class SequenceTable {
   const SourceEstimate& estimate(int slot, DraftSourceId source) const {
     return sequences_[index(slot)].estimates[source];
   }
+  /// Of copies by their match; SourceEstimate has them all together.
+  CopyEstimate& copy_estimate(int slot) { return sequences_[index(slot)].copies; }
+  const CopyEstimate& copy_estimate(int slot) const { return sequences_[index(slot)].copies; }
   /// Hashes of the sequence's full pages, chained; grows as pages fill.
   std::vector<PageHash>& page_hashes(int slot) { return sequences_[index(slot)].page_hashes; }
   const std::vector<PageHash>& page_hashes(int slot) const {
@@ -144,6 +147,7 @@ class SequenceTable {
     SequenceParams params;
     std::unique_ptr<GrammarPlace> grammar;
     BySource<SourceEstimate> estimates;
+    CopyEstimate copies;
     InFlight in_flight;
     PageHash root;
     std::vector<PageHash> page_hashes;

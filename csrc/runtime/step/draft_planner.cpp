@@ -33,18 +33,63 @@ int DraftPlanner::expected_depths() const {
 std::vector<DraftOffer> DraftPlanner::expected_offers(const StepLease& lease, bool with_drafter,
                                                       bool may_be_absent) const {
   std::vector<DraftOffer> offers;
+  const bool compares = with_drafter && config_.max_copied_drafts > 0;
+  const double price = compares ? row_price(lease) : 0.0;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     const SpanRequest& request = lease.requests[i];
-    const int num_offered = lease.offers[i].draft.size();
-    offers.push_back({.num_drafts = num_offered, .ratio = ratio(request.slot, kGrammarDrafts)});
-    if (num_offered > 0 || !with_drafter) continue;
+    const int num_forced = lease.offers[i].num_offered[kGrammarDrafts];
+    offers.push_back({.num_drafts = num_forced, .ratio = ratio(request.slot, kGrammarDrafts)});
+    if (num_forced > 0) continue;
+    offers.back() = expected_copy(lease, i, may_be_absent);
+    if (!with_drafter) continue;
     const SourceEstimate& estimate = table_.estimate(request.slot, kDrafterDrafts);
-    offers.back() = {.num_drafts = std::min(request.max_drafts, config_.max_draft_tokens),
-                     .ratio = estimate.acceptance.ratio(),
-                     .availability = may_be_absent ? estimate.availability.ratio() : 1.0,
-                     .num_depths = expected_depths()};
+    const DraftOffer drafter{.num_drafts = std::min(request.max_drafts, config_.max_draft_tokens),
+                             .ratio = estimate.acceptance.ratio(),
+                             .availability = may_be_absent ? estimate.availability.ratio() : 1.0,
+                             .num_depths = expected_depths()};
+    if (worth_of(drafter, price) >= worth_of(offers.back(), price)) offers.back() = drafter;
   }
   return offers;
+}
+
+DraftOffer DraftPlanner::expected_copy(const StepLease& lease, size_t request,
+                                       bool may_be_absent) const {
+  const SpanRequest& wanted = lease.requests[request];
+  if (may_be_absent) {
+    const SourceEstimate& estimate = table_.estimate(wanted.slot, kCopiedDrafts);
+    return {.num_drafts = std::min(wanted.max_drafts, config_.max_copied_drafts),
+            .ratio = estimate.acceptance.ratio(),
+            .availability = estimate.availability.ratio()};
+  }
+  const MergedDraft& merged = lease.offers[request];
+  return {.num_drafts = merged.num_offered[kCopiedDrafts],
+          .ratio = table_.copy_estimate(wanted.slot).ratio(merged.copied.match_len)};
+}
+
+double DraftPlanner::row_price(const StepLease& lease) const {
+  const int num_seqs = static_cast<int>(lease.requests.size());
+  if (!is_adaptive()) return 0.0;
+  const StepTimes times = plain_times_.of(num_seqs);
+  const int num_rows = num_known_rows(lease), num_more = num_seqs * config_.draft_room();
+  const double row_seconds =
+      (times.seconds(num_rows + num_more) - times.seconds(num_rows)) / std::max(1, num_more);
+  return row_seconds * num_sampled(lease) / times.seconds(num_sampled(lease));
+}
+
+bool DraftPlanner::prefers_copy(int slot, const MergedDraft& merged, const Draft& drafter,
+                                double row_price) const {
+  const auto price = static_cast<float>(row_price);
+  const auto worth = [&](int num_drafts, double acceptance, const float* scores) {
+    float worth = 0.0f;
+    for (int i = 0; i < num_drafts; ++i) {
+      worth += worth_of_draft(i, static_cast<float>(acceptance), scores, price);
+    }
+    return worth;
+  };
+  const float* scores = drafter.scores.empty() ? nullptr : drafter.scores.data();
+  return worth(merged.num_offered[kCopiedDrafts],
+               table_.copy_estimate(slot).ratio(merged.copied.match_len),
+               nullptr) > worth(drafter.size(), ratio(slot, kDrafterDrafts), scores);
 }
 
 bool DraftPlanner::drafter_pays(StepLease& lease, bool may_be_absent, double host_seconds) {
@@ -84,11 +129,14 @@ std::vector<int> DraftPlanner::grant(StepLease& lease, double host_seconds) {
     counts.push_back(merged.draft.size());
     const std::span<const float> scores = merged.draft.scores;
     size_t first = 0;
-    for (const DraftSourceId source : {kGrammarDrafts, kDrafterDrafts}) {
+    for (const DraftSourceId source : {kGrammarDrafts, kCopiedDrafts, kDrafterDrafts}) {
       const int num_drafts = merged.num_offered[source];
       if (num_drafts == 0) continue;
+      const int slot = lease.requests[i].slot;
       offers.push_back({.num_drafts = num_drafts,
-                        .ratio = ratio(lease.requests[i].slot, source),
+                        .ratio = source == kCopiedDrafts
+                                     ? table_.copy_estimate(slot).ratio(merged.copied.match_len)
+                                     : ratio(slot, source),
                         .follows = first > 0});
       // Of others they say only that what follows is as likely as it was.
       if (source == kDrafterDrafts && !scores.empty()) {

@@ -32,11 +32,17 @@ class DraftPlanner {
   /// Whether steps are planned at all: else every draft has its row.
   bool is_adaptive() const { return config_.adaptive && !plain_times_.empty(); }
 
-  /// What a step is expected to be offered by the sources that have offered and, if `with_drafter`,
-  /// by the drafter for sequences without an offer yet; one of each request. `may_be_absent`: the
-  /// drafter has often nothing.
+  /// What a step is expected to be offered, one of each request: by its grammar, or else by a copy
+  /// or, if `with_drafter`, by the drafter, whichever is worth more. `may_be_absent`: the step is
+  /// planned before it is known what there is to copy, and the drafter has often nothing.
   std::vector<DraftOffer> expected_offers(const StepLease& lease, bool with_drafter,
                                           bool may_be_absent) const;
+  /// Tokens that a row costs where it has none, at least: what plain decoding makes in its time.
+  double row_price(const StepLease& lease) const;
+  /// Whether the copy among a sequence's offers, if there is one, is worth more than what its
+  /// drafter offers.
+  bool prefers_copy(int slot, const MergedDraft& merged, const Draft& drafter,
+                    double row_price) const;
   /// Whether a costly drafter should work for the step, beside what others have offered.
   /// `host_seconds`: what the step costs beside its time.
   bool drafter_pays(StepLease& lease, bool may_be_absent, double host_seconds);
@@ -54,6 +60,7 @@ class DraftPlanner {
   void observe_time(const StepLease& lease, double seconds);
 
  private:
+  DraftOffer expected_copy(const StepLease& lease, size_t request, bool may_be_absent) const;
   /// Levels that the row budget takes a tree of all drafts to have; see DraftOffer.
   int expected_depths() const;
   double ratio(int slot, DraftSourceId source) const {

@@ -33,48 +33,70 @@ HostDrafts::HostDrafts(const StepContext& context, DraftPlanner& planner, HostTe
       planner_(planner),
       teacher_(teacher),
       drafter_(context.config, context.drafter, context.table, exec),
+      copies_(context.config, context.table, exec),
       grammars_(
           context.table, [&table = context.table](int slot) { return table.copy_tokens(slot); },
           [&threads]() -> ThreadPool& { return threads; }) {}
 
 void HostDrafts::offer(StepLease& lease, double host_seconds) {
+  const RunnerConfig& config = context_.config;
   lease.offers.assign(lease.requests.size(), {});
   drawn_rows_.assign(lease.requests.size(), -1);
-  ask(grammars_, lease);
+  for (Offer& offer : ask(grammars_, config.draft_room(), lease)) {
+    lease.offers[offer.span].add(kGrammarDrafts, std::move(offer.draft), offer.num_refused);
+  }
+  if (config.max_copied_drafts > 0) add_copies(lease);
   lease.has_proposed = drafter_works(lease, host_seconds);
   if (!lease.has_proposed) return;
   try {
     teacher_.learn_kept();
-    const std::vector<size_t> spans = ask(drafter_, lease);
-    const DraftLogits logits = context_.drafter.draft_logits();
-    for (size_t i = 0; i < spans.size() && logits.values != nullptr; ++i) {
-      drawn_rows_[spans[i]] = logits.row[i];
-    }
+    add_drafters(lease);
   } catch (const std::exception& error) {
     context_.report_drafter_failure(error);
   }
 }
 
-std::vector<size_t> HostDrafts::ask(DraftSource& source, StepLease& lease) {
+void HostDrafts::add_copies(StepLease& lease) {
+  for (Offer& offer : ask(copies_, context_.config.max_copied_drafts, lease)) {
+    MergedDraft& merged = lease.offers[offer.span];
+    merged.copied = {offer.draft.tokens, copies_.match_len(offer.request)};
+    merged.add(kCopiedDrafts, std::move(offer.draft), offer.num_refused);
+  }
+}
+
+void HostDrafts::add_drafters(StepLease& lease) {
+  const double row_price = planner_.row_price(lease);
+  const DraftLogits logits = context_.drafter.draft_logits();
+  for (Offer& offer : ask(drafter_, context_.config.max_draft_tokens, lease)) {
+    MergedDraft& merged = lease.offers[offer.span];
+    if (logits.values != nullptr) drawn_rows_[offer.span] = logits.row[offer.request];
+    const int slot = lease.requests[offer.span].slot;
+    if (planner_.prefers_copy(slot, merged, offer.draft, row_price)) continue;
+    merged.drop_copied();
+    merged.add(kDrafterDrafts, std::move(offer.draft), offer.num_refused);
+  }
+}
+
+std::vector<HostDrafts::Offer> HostDrafts::ask(DraftSource& source, int max_drafts,
+                                               const StepLease& lease) {
   std::vector<ProposeRequest> wanted;
-  std::vector<size_t> spans;
+  std::vector<Offer> offers;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
-    if (lease.requests[i].max_drafts == 0) continue;
-    wanted.push_back({lease.requests[i].slot, lease.requests[i].max_drafts});
-    spans.push_back(i);
+    const SpanRequest& request = lease.requests[i];
+    if (request.max_drafts == 0) continue;
+    offers.push_back({.span = i, .request = wanted.size(), .draft = {}});
+    wanted.push_back({request.slot, std::min(request.max_drafts, max_drafts)});
   }
   std::vector<Draft> drafts(wanted.size());
   source.offer(wanted, drafts);
   for (size_t i = 0; i < wanted.size(); ++i) {
-    MergedDraft& merged = lease.offers[spans[i]];
-    drafts[i].truncate(num_valid(drafts[i], wanted[i].num_wanted, context_.config.target.vocab_size,
-                                 context_.takes_trees));
-    if (context_.table.grammar(wanted[i].slot) != nullptr) {
-      merged.num_refused[source.id()] = prune(wanted[i].slot, drafts[i]);
-    }
-    merged.add(source.id(), std::move(drafts[i]));
+    Draft& draft = offers[i].draft = std::move(drafts[i]);
+    draft.truncate(num_valid(draft, wanted[i].num_wanted, context_.config.target.vocab_size,
+                             context_.takes_trees));
+    if (context_.table.grammar(wanted[i].slot) == nullptr) continue;
+    offers[i].num_refused = prune(wanted[i].slot, draft);
   }
-  return spans;
+  return offers;
 }
 
 int HostDrafts::prune(int slot, Draft& draft) {
@@ -118,9 +140,10 @@ DrawnDrafts HostDrafts::drawn(const StepLease& lease) {
   drawn.max_drafts = context_.config.max_draft_tokens;
   drawn_tokens_.clear();
   drawn_counts_.clear();
-  for (const auto& [draft, num_offered, num_refused] : lease.offers) {
-    drawn_counts_.push_back(draft.size());
-    drawn_tokens_.insert(drawn_tokens_.end(), draft.tokens.begin(), draft.tokens.end());
+  for (const MergedDraft& offer : lease.offers) {
+    const std::vector<int32_t>& tokens = offer.draft.tokens;
+    drawn_counts_.push_back(offer.draft.size());
+    drawn_tokens_.insert(drawn_tokens_.end(), tokens.begin(), tokens.end());
     drawn_tokens_.resize(drawn_counts_.size() * static_cast<size_t>(drawn.max_drafts), -1);
   }
   drawn.tokens = drawn_tokens_.data();

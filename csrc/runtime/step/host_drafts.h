@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "runtime/drafting/copy_source.h"
 #include "runtime/drafting/drafter_source.h"
 #include "runtime/drafting/grammar_source.h"
 #include "runtime/step/draft_planner.h"
@@ -18,8 +19,9 @@ class HostDrafts {
   HostDrafts(const StepContext& context, DraftPlanner& planner, HostTeacher& teacher,
              const ExecContext& exec, ThreadPool& threads);
 
-  /// Fills lease.offers. Grammars come first, whose offers cost nothing, then the drafter where it
-  /// pays beside these; it has learned from all rows by then. `host_seconds`: see DraftPlanner.
+  /// Fills lease.offers. Grammars come first, whose offers cost nothing, then copies, which cost
+  /// next to nothing, then the drafter where it pays beside these; it has learned from all rows by
+  /// then. `host_seconds`: see DraftPlanner.
   void offer(StepLease& lease, double host_seconds);
   /// Fills lease.spans.
   void grant(StepLease& lease, double host_seconds);
@@ -33,14 +35,24 @@ class HostDrafts {
   /// Takes out what the slot's grammar refuses, and all where that cannot be told in this step.
   /// Returns how many it refuses.
   int prune(int slot, Draft& draft);
-  /// Takes what a source offers, less what cannot have rows and what grammars cannot let pass, for
-  /// no row is to be spent on it. Returns the spans that were asked for.
-  std::vector<size_t> ask(DraftSource& source, StepLease& lease);
+  /// What a source offers for a span of the lease.
+  struct Offer {
+    size_t span, request;  // the request's number among those of the source
+    Draft draft;
+    int num_refused = 0;  // by its grammar
+  };
+  /// Asks a source for at most so many drafts of each span, and takes out what cannot have rows and
+  /// what grammars cannot let pass, for no row is to be spent on it.
+  std::vector<Offer> ask(DraftSource& source, int max_drafts, const StepLease& lease);
+  void add_copies(StepLease& lease);
+  /// Where a copy is worth more, it stays.
+  void add_drafters(StepLease& lease);
 
   const StepContext& context_;
   DraftPlanner& planner_;
   HostTeacher& teacher_;
   DrafterSource drafter_;
+  CopySource copies_;
   GrammarSource grammars_;
   std::vector<int32_t> drawn_tokens_, drawn_counts_, drawn_rows_;
 };

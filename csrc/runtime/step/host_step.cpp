@@ -299,6 +299,7 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index,
                                    .num_accepted = num_accepted,
                                    .num_judged = judgement.num_judged,
                                    .num_right = judgement.num_right}));
+  result.copied = judge_copy(offers.copied, result.token_ids);
   if (params.reports_steps && !result.token_ids.empty()) {
     SpanDetail& detail = result.detail.emplace();
     detail.draft = span.draft;

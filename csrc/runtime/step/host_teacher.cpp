@@ -31,11 +31,12 @@ void HostTeacher::learn(const CommittedStep& step) {
 }
 
 void HostTeacher::keep(const CommittedStep& step) {
+  ++num_kept_steps_;
+  if (kept_.empty()) return;  // a drafter that reads tokens alone
   ops::keep_rows(exec_, {.rows = step.rows,
                          .num_computed = step.num_computed,
                          .features = features_.data(),
                          .kept = kept_rows()});
-  ++num_kept_steps_;
 }
 
 KeptRows HostTeacher::kept_rows() {

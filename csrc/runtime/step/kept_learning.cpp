@@ -17,12 +17,14 @@ void KeptLearning::learn(const ExecContext& exec, Drafter& drafter) const {
     int num_rows = part.num_rows;
     // On CUDA nobody knows yet how many there are: the rest is padding.
     if (exec.device == Device::kCpu) num_rows = part.span_begin[part.num_slots];
-    ops::gather_rows(exec, {.row = part.source,
-                            .in = part.kept.features,
-                            .out = features,
-                            .num_rows = num_rows,
-                            .width_bytes = part.kept.width_bytes,
-                            .out_stride = part.kept.width_bytes});
+    if (part.kept.width_bytes > 0) {
+      ops::gather_rows(exec, {.row = part.source,
+                              .in = part.kept.features,
+                              .out = features,
+                              .num_rows = num_rows,
+                              .width_bytes = part.kept.width_bytes,
+                              .out_stride = part.kept.width_bytes});
+    }
     RowBatch batch{.num_rows = num_rows, .num_spans = part.num_slots};
     batch.span_begin = part.span_begin;
     batch.span_kv_len = part.span_kv_len;

@@ -27,6 +27,8 @@ KIND = "draft model"
 OTHER_TARGET = "the head was trained for another target; give one made for this model"
 PICKLED_WEIGHTS = "pytorch_model.bin"
 CHUNK_BYTES = 1 << 16
+MASK_KEYS = ("mask_token_id", "ptd_token_id", "pard_token")
+"""Of speculators and SpecForge; of vLLM's configurations with parallel_drafting; of PARD."""
 
 
 class DraftCheckpoint:
@@ -89,6 +91,22 @@ def read_draft_keys(folder: str | Path) -> JsonKeys:
     return JsonKeys(read_json_object(config), str(root / "config.json"))
 
 
+def read_mask_token(keys: JsonKeys, vocab: int) -> int | None:
+    """The token that stands for those that are not known; None: no key names one.
+
+    Raises:
+        ConfigError: it is outside the vocabulary, or two keys name different ones.
+    """
+    named = [name for name in MASK_KEYS if keys.get(name) is not None]
+    if not named:
+        return None
+    token = keys.integer(named[0], 0, vocab - 1)
+    for name in named[1:]:
+        if keys.integer(name, 0, vocab - 1) != token:
+            keys.refuse(name, f"{token}, as {named[0]} says")
+    return token
+
+
 def open_draft_checkpoint(folder: str | Path) -> DraftCheckpoint:
     """Opens a draft folder; its files stay mapped while the result or a tensor of it lives.
 
@@ -142,7 +160,7 @@ def check_same_tokenizer(draft_folder: Path, target_folder: Path) -> str:
     target_file = find_file(target_folder, "tokenizer.json")
     if draft_file is None or target_file is None:
         return "tokenizer: the draft model brings none, the target's is used"
-    draft, target = _token_ids(draft_file), _token_ids(target_file)
+    draft, target = token_ids(draft_file), token_ids(target_file)
     if draft == target:
         return f"tokenizer: the target's and the draft model's are the same, {len(target)} tokens"
     added = [token for token in draft if token not in target]
@@ -173,7 +191,12 @@ def added_token_ids(folder: Path) -> tuple[int, ...]:
     )
 
 
-def _token_ids(file: Path) -> dict[str, int]:
+def token_ids(file: Path) -> dict[str, int]:
+    """The id of each token of a tokenizer.json, added ones among them.
+
+    Raises:
+        ConfigError: it is none, or an id is none.
+    """
     keys = JsonKeys(read_json_object(file), str(file))
     model = keys.object("model")
     vocabulary = model.object("vocab") if model is not None else None

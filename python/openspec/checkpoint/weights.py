@@ -121,6 +121,7 @@ class _Part:
     remedy: str
     """For a tensor of another type."""
     load: Callable[[str, memoryview, str], None]
+    edits: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=dict)
     weight_format: WeightFormat = field(default_factory=WeightFormat)
     float16: Float16Weights = field(default_factory=Float16Weights)
 
@@ -145,6 +146,10 @@ class DraftModel:
     """Tensors in the files that are not loaded -> why."""
     details: tuple[str, ...] = ()
     """More lines, for whoever looks closer."""
+    weight_format: WeightFormat = field(default_factory=WeightFormat)
+    """How its matrices are stored."""
+    edits: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = field(default_factory=dict)
+    """What is made at load of tensors in the files, of the same shape."""
     trained_length: int | None = None
     """Tokens of the longest texts that it was trained on, as far as config.json tells."""
 
@@ -275,7 +280,8 @@ def _draft_part(runner: _C.Runner, model: DraftModel) -> _Part:
         dtypes=DRAFT_DTYPES,
         remedy=f"{CONVERTER} {model.folder} NEW_FOLDER",
         load=runner.load_draft_tensor,
-        weight_format=WeightFormat(quantized=model.head.quantized),
+        edits=model.edits,
+        weight_format=model.weight_format,
     )
 
 
@@ -290,11 +296,12 @@ def _load(part: _Part, file: SafetensorsFile, name: str) -> int:
 
         wide = numpy.frombuffer(data, numpy.float16).astype(numpy.float32)
         dtype, data = "F32", memoryview(wide.tobytes())
+    elif name in part.edits:
+        converted = part.edits[name](file.tensor(name).float()).bfloat16().contiguous()
+        dtype, data = "BF16", _memory_of(converted)
     elif dtype == FLOAT16 and not is_made:
         converted = part.float16.convert(file.tensor(name), where)
-        # The tensor's own memory: numpy has no bfloat16.
-        memory = (ctypes.c_char * converted.nbytes).from_address(converted.data_ptr())
-        dtype, data = "BF16", memoryview(memory).cast("B").toreadonly()
+        dtype, data = "BF16", _memory_of(converted)
     try:
         if scale is not None and is_made:
             load_made(part.load, inner, file.tensor(name), scale, where)
@@ -304,6 +311,12 @@ def _load(part: _Part, file: SafetensorsFile, name: str) -> int:
         remedy = f": {part.remedy}" if dtype == "F32" else ""
         raise ConfigError(f"{where}: {error}{remedy}") from None
     return num_bytes
+
+
+def _memory_of(tensor: torch.Tensor) -> memoryview:
+    """The tensor's own memory: numpy has no bfloat16."""
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    return memoryview(memory).cast("B").toreadonly()
 
 
 def _check_tensors(part: _Part) -> None:

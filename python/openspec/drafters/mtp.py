@@ -15,7 +15,7 @@ from openspec.checkpoint.draft_model import (
     open_draft_checkpoint,
 )
 from openspec.checkpoint.quantization.declared import CODES, read_declared
-from openspec.checkpoint.quantization.weight_format import weight_format
+from openspec.checkpoint.quantization.weight_format import WeightFormat, weight_format
 from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.targets import kind_of
 from openspec.checkpoint.tensor_info import name_some
@@ -143,7 +143,8 @@ def _read_draft_model(setup: DraftSetup) -> DraftModel:
     head = HeadSpec(
         layers=(parts.layer,),
         rms_norm_eps=parts.rms_norm_eps,
-        capture_layers=(target.num_layers,),
+        capture_layers=(target.num_layers - 1,),
+        captures_normed=True,
         draft_vocab_size=draft_vocab,
         has_embedding=False,
         has_head=False,
@@ -159,6 +160,7 @@ def _read_draft_model(setup: DraftSetup) -> DraftModel:
         description=f"MTP head {checkpoint.folder.name}, {num_parameters / 1e6:.1f} M parameters, "
         f"{summary}, reads the target's state after its final norm",
         head=head,
+        weight_format=WeightFormat(quantized=head.quantized),
         tensor_names=names,
         ignored_tensors={
             name: "it is the target's" for name in checkpoint.tensors if name not in names

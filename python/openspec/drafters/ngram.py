@@ -26,6 +26,7 @@ SPEC = DrafterSpec(
     default_num_speculative_tokens=4,
     max_num_speculative_tokens=32,
     is_default=True,
+    copies_text=True,
     aliases=("ngram_gpu",),
     options=(
         DrafterOption(

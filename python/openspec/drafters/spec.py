@@ -244,6 +244,8 @@ class DrafterSpec:
     is_default: bool = False
     target_prefix: str = ""
     """Start of the names of its draft model's tensors, if that comes in the target's own files."""
+    copies_text: bool = False
+    """Whether its drafts are copied from the text so far, as those beside any other drafter are."""
     supports_rejection: bool = False
     """Whether it knows the probabilities of its drafts, which acceptance by rejection needs."""
     read_draft_model: Callable[[DraftSetup], DraftModel] | None = None

@@ -144,12 +144,17 @@ def _log_plan(planned: PlannedEngine) -> None:
             format_bytes(plan.kv_bytes),
             planned.device.kv_flag(planned.config),
         )
+    if planned.config.copied_drafts and wanted.acceptance == "rejection":
+        logger.info(
+            "drafts copied from the text are off: --acceptance rejection needs the probabilities "
+            "of drafts, and they have none"
+        )
     logger.info("memory: %s", plan.describe())
 
 
 def _log_ready(info: EngineInfo, phases: Phases) -> None:
     logger.info(
-        "ready in %.2f s: %s, weights %s, %s on %s, method %s with %d drafts, max_model_len %d",
+        "ready in %.2f s: %s, weights %s, %s on %s, method %s with %d drafts%s, max_model_len %d",
         info.startup_seconds,
         info.model,
         info.weights,
@@ -157,6 +162,7 @@ def _log_ready(info: EngineInfo, phases: Phases) -> None:
         _devices(info),
         info.method,
         info.num_speculative_tokens,
+        " beside copies" if info.max_copied_drafts > 0 else "",
         info.max_model_len,
     )
     logger.info("start-up: %s", phases)
@@ -243,6 +249,7 @@ def _info(
         method=config.method,
         num_speculative_tokens=config.draft_depth,
         max_draft_tokens=runner.max_draft_tokens,
+        max_copied_drafts=runner.max_copied_drafts,
         dtype=runner.dtype,
         weights=planned.weight_format.name,
         device=runner.device,

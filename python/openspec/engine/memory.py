@@ -166,6 +166,8 @@ class MemoryPlan:
     num_pages: int
     max_model_len: int
     available_bytes: int
+    draft_page_bytes: int = 0
+    """Of `page_bytes` the drafter's."""
     num_ranks: int = 1
     """Ranks of the engine, each of which takes as much as this."""
     num_base_pages: int = 0
@@ -212,6 +214,7 @@ class MemoryPlan:
             "num_pages": self.num_pages,
             "page_size": self.page_size,
             "token_bytes": self.token_bytes,
+            "draft_token_bytes": self.draft_page_bytes // self.page_size,
             "sequence_bytes": self.sequence_bytes,
             "num_kv_tokens": self.num_kv_tokens,
             "total_bytes": self.total_bytes,
@@ -228,11 +231,18 @@ class MemoryPlan:
                 f"{format_bytes(self.sequence_bytes)}, {self.num_base_pages} pages with it, and a "
                 f"token {format_bytes(self.token_bytes)}), "
             )
+        of_tokens = ""
+        if self.draft_page_bytes > 0:
+            target = (self.page_bytes - self.draft_page_bytes) // self.page_size
+            draft = self.draft_page_bytes // self.page_size
+            of_tokens = (
+                f"; {format_bytes(target)} of a token and {format_bytes(draft)} of the drafter"
+            )
         whose = f"each of {self.num_ranks} ranks has " if self.num_ranks > 1 else ""
         return (
             f"{whose}weights {format_bytes(self.weight_bytes)}, "
             f"KV {format_bytes(self.kv_bytes)} ({self.num_pages} pages, {self.num_kv_tokens} "
-            f"tokens), {states}scratch {format_bytes(self.scratch_bytes)}, "
+            f"tokens{of_tokens}), {states}scratch {format_bytes(self.scratch_bytes)}, "
             f"drafter {format_bytes(self.drafter_bytes)}{grammars}: "
             f"{format_bytes(self.total_bytes)} of {format_bytes(self.available_bytes)} free"
         )
@@ -289,6 +299,7 @@ def plan_memory(
         grammar_bytes=grammar_bytes,
         counts_grammars=device.is_host,
         page_bytes=page_bytes,
+        draft_page_bytes=runner_plan.draft_page_bytes,
         page_size=page_size,
         num_pages=num_pages,
         max_model_len=max_model_len,

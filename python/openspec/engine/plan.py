@@ -271,7 +271,8 @@ def _runner_config(
             f"{dtype}; drop it, or set --dtype {config.kv_cache_dtype} too"
         )
     num_logits_rows = device.choose_num_logits_rows(
-        config.max_num_seqs * (1 + config.max_draft_tokens), model_config.vocab_size
+        config.max_num_seqs * (1 + max(config.max_draft_tokens, config.max_copied_drafts)),
+        model_config.vocab_size,
     )
     return RunnerConfig(
         target=model_config.spec,
@@ -286,6 +287,7 @@ def _runner_config(
         tensor_parallel_size=config.tensor_parallel_size,
         max_draft_tokens=config.max_draft_tokens,
         max_grammar_drafts=MAX_GRAMMAR_DRAFTS,
+        max_copied_drafts=config.max_copied_drafts,
         draft_depth=config.draft_depth,
         method=chosen.method,
         method_options=dict(chosen.options),

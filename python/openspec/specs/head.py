@@ -7,23 +7,25 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from openspec.specs.layers import LayerSpec
-from openspec.specs.target import TensorScale
+from openspec.specs.target import TargetSpec, TensorScale
 
 CaptureNorm = Literal["none", "slices", "whole"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSpec:
-    """A head on a target's hidden states. Its hidden_size and vocabulary are the target's.
+    """A head on a target's hidden states, or a model of its own.
 
-    Each method reads the fields that its heads have; the others keep their defaults.
+    A head's hidden_size and vocabulary are the target's. Each method reads the fields that its
+    heads have; the others keep their defaults.
     """
 
     layers: tuple[LayerSpec, ...]
     rms_norm_eps: float
     capture_layers: tuple[int, ...]
-    """The target's layers, from 0, whose outputs it reads, in rising order; the number past the
-    last layer stands for its output after the final norm."""
+    """The target's layers, from 0, whose outputs it reads, in rising order."""
+    captures_normed: bool = False
+    """Whether it reads the last of the captured layers after the target's final norm."""
     draft_vocab_size: int
     has_embedding: bool
     """Whether it has an embedding of its own; else the target's serves."""
@@ -37,6 +39,13 @@ class HeadSpec:
     """The tensors that come as e4m3 codes, and their scales."""
     mask_token: int = -1
     """What stands at positions whose token is not known; -1: nothing does."""
+
+    model: TargetSpec | None = None
+    """A whole language model that drafts; `layers` and `rms_norm_eps` are its own."""
+    unknown_token: int = 0
+    """What such a model reads in place of tokens beyond its table."""
+    has_projection_bias: bool = False
+    """Whether what takes captured states into such a model has a bias."""
 
     capture_norm: CaptureNorm = "none"
     """How captured states are normed: not at all, each layer's by itself, or all together."""

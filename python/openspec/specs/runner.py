@@ -35,6 +35,9 @@ class RunnerConfig:
     """Drafts of a sequence and step, at most."""
     max_grammar_drafts: int = 0
     """Drafts that a grammar alone makes for a sequence and step, where there is no drafter."""
+    max_copied_drafts: int = 0
+    """Drafts of a sequence and step that are copied from its own text, in place of the drafter's;
+    0: none."""
     draft_depth: int = 0
     """Drafts one after another: fewer than max_draft_tokens for trees."""
     method: str = "none"

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from openspec.checkpoint.draft_model import KIND, PICKLED_WEIGHTS
 from openspec.checkpoint.float16 import Float16Weights
 from openspec.checkpoint.folder import (
+    HUB_FILES,
     check_source,
     downloaded,
     find_file,
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     import torch
 
 PICKLED_PATTERN = "pytorch_model*.bin"
+PICKLED_BESIDE = "warp_model.bin"
+"""Of PARD-2: tensors beside those of the other files."""
 PICKLED_INDEX = f"{PICKLED_WEIGHTS}.index.json"
 COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "README.md", "LICENSE")
 METADATA = "__metadata__"
@@ -73,7 +76,8 @@ def _folder_of(source: str) -> Path:
     name, revision = split_revision(source)
     folder = downloaded(name, revision, KIND)
     if any(folder.glob("*.safetensors")):
-        return folder  # which may be of a type to convert; a pickle beside it is not needed
+        # Which may be of a type to convert; the same weights in a pickle are not needed.
+        return downloaded(name, revision, KIND, (*HUB_FILES, PICKLED_BESIDE))
     return downloaded(name, revision, KIND, (*COPIED, PICKLED_PATTERN, PICKLED_INDEX))
 
 
@@ -125,18 +129,29 @@ def _write_folder(root: Path, target: Path, tensors: Mapping[str, torch.Tensor])
 
 def _read(root: Path) -> dict[str, torch.Tensor]:
     try:
-        import torch
+        import torch  # noqa: F401
     except ImportError as error:
         raise ConfigError(
             f"the conversion needs torch ({error}); install it, or convert elsewhere"
         ) from None
 
+    beside = _read_pickles([entry for entry in [root / PICKLED_BESIDE] if os.path.lexists(entry)])
     found = sorted(root.glob(PICKLED_PATTERN))
     if not found or any(find_file(root, name) for name in (SINGLE_FILE, INDEX_FILE)):
-        return _read_safetensors(root)  # beside a pickle, the same weights: no need to open that
+        # Beside a pickle, the same weights: no need to open that.
+        return beside | _read_safetensors(root)
+    tensors = _read_pickles(found)
+    _check_complete(root, tensors)
+    return beside | tensors
+
+
+def _read_pickles(entries: Sequence[Path]) -> dict[str, torch.Tensor]:
+    """All tensors of state dicts."""
+    import torch
+
     tensors: dict[str, torch.Tensor] = {}
-    for entry in found:
-        file = find_file(root, entry.name)
+    for entry in entries:
+        file = find_file(entry.parent, entry.name)
         if file is None:
             raise ConfigError(f"{entry} is a link to nothing; finish the download")
         try:
@@ -154,7 +169,6 @@ def _read(root: Path) -> dict[str, torch.Tensor]:
         ):
             raise ConfigError(f"{entry}: expected a mapping of names to tensors (a state dict)")
         tensors.update(content)
-    _check_complete(root, tensors)
     return tensors
 
 

@@ -1,5 +1,7 @@
 #include "core/draft_budget.h"
 
+#include <array>
+#include <cmath>
 #include <random>
 
 #include "check_test.h"
@@ -409,4 +411,38 @@ TEST(an_offer_that_follows_is_as_likely_as_it_lasts) {
   CHECK_EQ(spend_row_budget(offers, 2, 2, 16, flat, 0.0).counts, (std::vector<int>{3, 4, 2}));
   // 0.9 0.81 0.73, then 0.44 0.26; and 0.5 0.25.
   CHECK_EQ(spend_row_budget(offers, 2, 2, 7, flat, 0.0).counts, (std::vector<int>{3, 1, 1}));
+}
+
+TEST(copies_are_known_by_the_length_of_their_match) {
+  CHECK_EQ(match_class(kMinMatchLen), 0);
+  CHECK_EQ(match_class(3), 0);
+  CHECK_EQ(match_class(4), 1);
+  CHECK_EQ(match_class(kMaxMatchLen), kNumMatchClasses - 1);
+  CHECK_EQ(match_class(1000), kNumMatchClasses - 1);
+  CopyEstimate all;
+  const double unseen = all.ratio(4);
+  CHECK_GT(all.ratio(kMaxMatchLen), unseen);
+  for (int i = 0; i < 50; ++i) all.observe(2, 1, 0);
+  CHECK_LT(all.ratio(3), 0.05);
+  CHECK_EQ(all.ratio(4), unseen);
+  // A sequence begins with what others have shown, and soon goes by its own.
+  CopyEstimate own = CopyEstimate::like(all);
+  CHECK_NEAR(own.ratio(2), all.ratio(2), 1e-12);
+  for (int i = 0; i < 10; ++i) own.observe(2, 5, 5);
+  CHECK_GT(own.ratio(2), 0.8);
+}
+
+TEST(drafts_are_worth_what_they_bring_beyond_their_rows) {
+  const DraftOffer chain{.num_drafts = 3, .ratio = 0.5};
+  CHECK_NEAR(worth_of(chain, 0.0), 0.875, 1e-12);
+  CHECK_NEAR(worth_of(chain, 0.2), 0.3 + 0.05, 1e-12);
+  CHECK_EQ(worth_of(chain, 0.5), 0.0);
+  float worth = 0.0f;
+  for (int i = 0; i < 3; ++i) worth += worth_of_draft(i, 0.5f, nullptr, 0.2f);
+  CHECK_NEAR(worth, 0.35f, 1e-6);
+  const float scores[] = {std::log(0.5f), std::log(0.25f), std::log(0.125f)};
+  for (int i = 0; i < 3; ++i) {
+    CHECK_NEAR(worth_of_draft(i, 0.9f, scores, 0.2f), worth_of_draft(i, 0.5f, nullptr, 0.2f), 1e-6);
+  }
+  CHECK_EQ(worth_of_draft(0, 0.5f, std::array{NAN}.data(), 0.2f), 0.0f);
 }

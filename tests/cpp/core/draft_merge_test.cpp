@@ -155,3 +155,36 @@ TEST(counts_go_to_the_first_source_first) {
   CHECK_EQ(many[kDrafterDrafts].num_judged, 2);
   CHECK_EQ(many[kDrafterDrafts].num_right, 1);
 }
+
+TEST(a_copy_that_is_not_taken_makes_room_and_stays_to_be_judged) {
+  MergedDraft all;
+  all.add(kGrammarDrafts, chain({1, 2}));
+  all.copied = {{1, 2, 3, 4}, 5};
+  all.add(kCopiedDrafts, chain({1, 2, 3, 4}), /*num_refused=*/2);
+  CHECK_EQ(all.draft.tokens, (Ids{1, 2, 3, 4}));
+  CHECK_EQ(all.num_offered[kCopiedDrafts], 2);
+  const auto of_copy =
+      all.deal({.num_offered = 4, .num_drafts = 3, .num_accepted = 3, .num_judged = 4})[1];
+  CHECK_EQ(of_copy.num_accepted, 1);
+  CHECK_EQ(of_copy.num_drafts, 3);  // with those refused
+  all.drop_copied();
+  CHECK_EQ(all.draft.tokens, (Ids{1, 2}));
+  all.add(kDrafterDrafts, tree());
+  CHECK_EQ(all.num_offered, (BySource<int>{2, 0, 1}));
+  CHECK_EQ(all.num_refused, (BySource<int>{0, 0, 0}));
+  CHECK_EQ(all.copied.tokens, (Ids{1, 2, 3, 4}));
+}
+
+TEST(a_copy_is_judged_by_the_run_of_chosen_tokens) {
+  const auto judge = [](const Ids& copied, const Ids& run) {
+    const CopyJudgement of = judge_copy({copied, 3}, run);
+    CHECK_EQ(of.match_len, 3);
+    return std::pair(of.num_judged, of.num_right);
+  };
+  CHECK(judge({1, 2, 3}, {1, 2, 9, 3}) == std::pair(3, 2));
+  CHECK(judge({1, 2, 3}, {1, 2, 3, 4}) == std::pair(3, 3));
+  CHECK(judge({1, 2, 3}, {1, 2}) == std::pair(2, 2));  // what follows is not known
+  CHECK(judge({9, 2, 3}, {1, 2, 3}) == std::pair(1, 0));
+  CHECK(judge({1, 2}, {}) == std::pair(0, 0));
+  CHECK(judge({}, {1}) == std::pair(0, 0));
+}

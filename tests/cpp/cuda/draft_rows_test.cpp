@@ -18,6 +18,7 @@ TEST(extend_rows_matches_the_cpu) {
   const DraftTable table = random_table(rng);
   const DeviceTableCopy device_table(table);
   for (const int num_spans : {1, 2, 31, 64, 257}) {
+    const bool from_start = num_spans % 2 == 0;
     Ids span_begin = {0}, span_kv_len, span_seq, num_computed;
     for (int span = 0; span < num_spans; ++span) {
       const int slot = (span * 7 + num_spans) % kSlots;
@@ -25,15 +26,16 @@ TEST(extend_rows_matches_the_cpu) {
       // Ends at the last known token, in a chunk before it, or computes nothing.
       const int kind = rng.integer(0, 3);
       const int count = kind == 0 ? 0 : rng.integer(1, std::min(num_tokens - 1, 9));
-      const int kv_len =
-          num_tokens - 1 - count - (kind == 1 ? std::min(2, num_tokens - 1 - count) : 0);
+      const bool begins = span % 3 == 0;  // at the first token
+      const int behind = kind == 1 ? std::min(2, num_tokens - 1 - count) : 0;
+      const int kv_len = begins ? 0 : num_tokens - 1 - count - behind;
       span_begin.push_back(span_begin.back() + count + rng.integer(kind == 0 ? 1 : 0, 4));
       span_kv_len.push_back(kv_len);
       span_seq.push_back(slot);
       num_computed.push_back(count);
     }
     const int num_rows = span_begin.back() + rng.integer(0, 5);
-    DraftBatch batch(num_rows, num_spans);
+    DraftBatch batch(num_rows + (from_start ? num_spans : 0), num_spans);
     const DeviceBatch device_batch(batch);
     Ids last_row(kSlots, 99);
     ExtendRowsParams params;
@@ -45,6 +47,7 @@ TEST(extend_rows_matches_the_cpu) {
     params.num_computed = num_computed.data();
     params.table = table.view();
     params.page_size = kPageSize;
+    params.from_start = from_start;
     params.out = batch.rows();
     params.last_row = last_row.data();
     extend_rows_cpu({}, params);

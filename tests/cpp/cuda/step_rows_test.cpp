@@ -23,7 +23,8 @@ testing::NeedsDevice needs_device;
 using Ids = std::vector<int32_t>;
 using Floats = std::vector<float>;
 
-constexpr int kSeqs = 40, kMaxLen = 400, kPageSize = 16, kVocab = 90, kDrafts = 40, kRing = 3;
+constexpr int kSeqs = 40, kMaxLen = 400, kPageSize = 16, kVocab = 90, kDrafts = 40, kCopied = 35,
+              kRing = 3;
 constexpr int kPagesPerBase = 37;  // of a running state
 constexpr int kPagesPerSeq = (kMaxLen + 2 * (1 + kDrafts) + kPageSize - 1) / kPageSize;
 
@@ -421,14 +422,40 @@ struct DeviceCheck {
     }
   }
 
+  /// Copies that follow the choices for a while.
+  void copy() {
+    for (size_t s = 0; s < kSeqs; ++s) {
+      const Ids run = s < at.step.spans.size() ? run_of(s).tokens : Ids{};
+      CopiedDraft& copy = copies.emplace_back();
+      copy.match_len = at.rng.integer(0, 9);
+      for (int i = 0, count = at.rng.integer(0, kCopied); i < count; ++i) {
+        const bool follows = static_cast<size_t>(i) < run.size() && at.rng.integer(0, 5) > 0;
+        copy.tokens.push_back(follows ? run[static_cast<size_t>(i)] : at.rng.integer(0, kVocab));
+      }
+    }
+  }
+
   void commit() {
     const DeviceBuffer chosen(choices);
+    Ids copied, num_copied, match_len, is_copied;
+    for (const CopiedDraft& copy : copies) {
+      num_copied.push_back(static_cast<int32_t>(copy.tokens.size()));
+      match_len.push_back(copy.match_len);
+      is_copied.push_back(copy.match_len % 2);
+      copied.insert(copied.end(), copy.tokens.begin(), copy.tokens.end());
+      copied.resize(num_copied.size() * kCopied, -3);
+    }
+    const DeviceBuffer copied_ids(copied), copied_counts(num_copied), matches(match_len),
+        sources(is_copied);
     CHECK_CUDA(commit_rows_cuda(
         {.input = device.input(),
          .table = device.table(),
          .drafts = drafts.tokens.as<int32_t>(),
          .parents = has_trees() ? drafts.parents.as<int32_t>() : nullptr,
          .scores = kind == Drafts::kScoredTrees ? drafts.scores.as<float>() : nullptr,
+         .copied = {kCopied, copied_ids.as<int32_t>(), copied_counts.as<int32_t>(),
+                    matches.as<int32_t>()},
+         .is_copied = sources.as<int32_t>(),
          .span_begin = span_begin.as<int32_t>(),
          .num_offered = num_usable.as<int32_t>(),
          .num_granted = num_granted.as<int32_t>(),
@@ -580,6 +607,11 @@ struct DeviceCheck {
     CHECK_EQ(outcome.num_drafts, first < 0 ? 0 : host.granted[s]);
     CHECK_EQ(outcome.num_judged, run.judgement.num_judged);
     CHECK_EQ(outcome.num_right, run.judgement.num_right);
+    const CopyJudgement copy = first < 0 ? CopyJudgement{} : judge_copy(copies[s], run.tokens);
+    CHECK_EQ(outcome.match_len, copy.match_len);
+    CHECK_EQ(outcome.is_copied, copy.match_len % 2);
+    CHECK_EQ(outcome.num_copied_judged, copy.num_judged);
+    CHECK_EQ(outcome.num_copied_right, copy.num_right);
     CHECK_EQ(outcome.first_choice, first);
     CHECK_EQ(outcome.num_computed, run.num_computed);
     CHECK_EQ(found.num_computed[s], run.num_computed);
@@ -631,6 +663,7 @@ struct DeviceCheck {
   const OnDevice device;
   const DraftsOnDevice drafts;
   Ids choices;
+  std::vector<CopiedDraft> copies;
 
   const int num_rows = at.step.row_budget + 9;
   const int num_samples = static_cast<int>(expected.sample_row.size()) + 5;
@@ -656,6 +689,7 @@ void check_case(uint64_t seed, Drafts kind, bool is_short) {
   check.lay_out();
   check.check_layout();
   check.choose();
+  check.copy();
   check.commit();
   check.check_outcomes();
   check.check_guards();

@@ -73,6 +73,35 @@ TEST(rows_of_an_accepted_path_may_stand_apart) {
   CHECK_EQ(last_row, (Ids{2}));
 }
 
+// Slot 1 begins: its first token has a row too. Slot 0 goes on.
+TEST(extended_rows_may_have_the_first_token) {
+  DraftTable table(2, 16, kPageSize);
+  table.set(1, {100, 101, 102, 103});
+  table.set(0, {50, 51, 52, 53, 54});
+  const Ids span_begin = {0, 3, 5}, span_kv_len = {0, 1}, span_seq = {1, 0};
+  const Ids num_computed = {3, 2};
+  DraftBatch batch(7, 2);
+  Ids last_row(2, 77);
+  extend_rows_cpu({}, {.step = {.num_rows = 5,
+                                .num_spans = 2,
+                                .span_begin = span_begin.data(),
+                                .span_kv_len = span_kv_len.data(),
+                                .span_seq = span_seq.data()},
+                       .num_computed = num_computed.data(),
+                       .table = table.view(),
+                       .page_size = kPageSize,
+                       .from_start = true,
+                       .out = batch.rows(),
+                       .last_row = last_row.data()});
+  CHECK_EQ(batch.row_token, (Ids{100, 101, 102, 103, 52, 53, 0}));
+  CHECK_EQ(batch.row_position, (Ids{0, 1, 2, 3, 2, 3, 0}));
+  CHECK_EQ(batch.row_parent, (Ids{-1, 0, 1, 2, -1, 4, -1}));
+  CHECK_EQ(batch.source, (Ids{-1, 0, 1, 2, 3, 4, -1}));
+  CHECK_EQ(batch.span_begin, (Ids{0, 4, 6}));
+  CHECK_EQ(batch.span_kv_len, (Ids{0, 2}));
+  CHECK_EQ(last_row, (Ids{-1, 3}));
+}
+
 TEST(a_chain_walks_on_from_the_last_known_token) {
   DraftTable table(3, 16, kPageSize);
   table.set(2, {10, 11, 12});

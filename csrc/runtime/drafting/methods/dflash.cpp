@@ -35,7 +35,7 @@ class DFlashDrafter final : public OnePassDrafter<HeadDrafter<DFlash>> {
                        kMaxBlockTreeNodes);
     head_.validate();
     check_selector();
-    declare_trees(top_k_, head_);
+    declare_trees(top_k_, head_.draft_vocab_size);
     needs_.has_scores = head_.has_confidence;
     plan();
     declare_head(limits());

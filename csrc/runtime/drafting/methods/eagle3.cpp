@@ -22,7 +22,7 @@ class Eagle3Drafter final : public ChainDrafter<Eagle3> {
       max_proposals_ = std::clamp(config.limits().max_rows / shape_.num_rows(), 1, max_proposals_);
     }
     head_.validate();
-    declare_trees(shape_.top_k, head_);
+    declare_trees(shape_.top_k, head_.draft_vocab_size);
     needs_.num_draft_entries = num_tree_rows();
     plan();
     declare_head(limits());

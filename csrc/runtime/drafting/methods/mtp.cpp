@@ -17,7 +17,7 @@ class MtpDrafter final : public ChainDrafter<Mtp> {
     OPENSPEC_CHECK_ARG(config.max_draft_tokens <= depth(), "a chain of ", config.max_draft_tokens,
                        " drafts, ", depth(), " are made");
     head_.validate();
-    declare_trees(/*top_k=*/1, head_);
+    declare_trees(/*top_k=*/1, head_.draft_vocab_size);
     const int max_chains = std::min(config.max_num_seqs, config.limits().max_rows);
     ForwardLimits limits = config.limits();
     limits.max_logits_rows = max_chains;

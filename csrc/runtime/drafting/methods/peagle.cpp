@@ -21,7 +21,7 @@ class PEagleDrafter final : public OnePassDrafter<FeatureDrafter<Eagle3>> {
                        " drafts, at most ", most);
     head_.has_mask_hidden = true;
     head_.validate();
-    declare_trees(top_k_, head_);
+    declare_trees(top_k_, head_.draft_vocab_size);
     plan_blocks(makes_trees() ? top_k_ : 0);
     plan_kept(limits().max_rows, /*num_features=*/1);
     zero_ = take(1, sizeof(int32_t));
@@ -44,13 +44,7 @@ class PEagleDrafter final : public OnePassDrafter<FeatureDrafter<Eagle3>> {
     copy_rows(exec, rows.source, feature_of_slot(), hidden(), rows.num_rows, head_.hidden_size);
     run(exec, table, rows, wanted.expected_kv_len);
     model_->logits(exec, target_.head, head_row(), rows.num_rows, logits());
-    if (makes_trees()) {
-      find_best(exec, table, best_of(rows, rows.num_rows, top_k_));
-      grow_trees(exec, wanted, top_k_);
-    } else {
-      draw_drafts(exec, table, rows, rows.num_rows);
-      store_chains(exec, wanted);
-    }
+    make_drafts(exec, table, wanted, rows, rows.num_rows);
   }
 
   size_t zero_ = 0;  // a place

@@ -261,6 +261,14 @@ def _check_computation(block: JsonKeys) -> None:
         block.refuse("input_embedding_scale", "1", "scaled embeddings are not supported")
 
 
+def default_capture_layers(num_layers: int, num_head_layers: int) -> tuple[int, ...]:
+    """The outputs that a head of so many layers reads which names none: spread over the target."""
+    if num_head_layers == 1:
+        return (num_layers // 2,)
+    step = (num_layers - 4) / (num_head_layers - 1)
+    return tuple(round(1 + step * i) for i in range(num_head_layers))
+
+
 def named_layer_ids(
     dialect: BlockDialect, checkpoint: DraftCheckpoint, target: ModelConfig
 ) -> LayerIds:
@@ -268,9 +276,7 @@ def named_layer_ids(
     num_layers = target.num_layers
     if dialect.layer_ids is None:
         count = dialect.layer.integer("num_hidden_layers", 1, MAX_BLOCK)
-        ids: tuple[int, ...] = (num_layers // 2,)
-        if count > 1:
-            ids = tuple(round(1 + (num_layers - 4) / (count - 1) * i) for i in range(count))
+        ids = default_capture_layers(num_layers, count)
         return LayerIds(ids, "output", f"the default for {num_layers} layers")
     ids = dialect.layer_ids.ids
     shape = checkpoint.tensor("fc.weight").shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from openspec.checkpoint.strict_json import JsonKeys
+from openspec.checkpoint.draft_model import MASK_KEYS, read_mask_token
 from openspec.checkpoint.token_map import TOKEN_MAP
 from openspec.checkpoint.weights import DraftModel
 from openspec.drafters.eagle3.eagle3_format import MASK_HIDDEN, PARALLEL, read_head
@@ -19,31 +19,16 @@ from openspec.drafters.spec import (
     one_pass_options,
 )
 
-MASK_KEYS = ("mask_token_id", "ptd_token_id", "pard_token")
-"""Of speculators and SpecForge; of vLLM's configurations with parallel_drafting."""
 MAX_DEPTH = 63
-
-
-def _mask_token(keys: JsonKeys, vocab: int) -> int:
-    """The token that stands for those that are not known.
-
-    Raises:
-        ConfigError: none is named, or two keys name different ones.
-    """
-    named = [name for name in MASK_KEYS if keys.get(name) is not None]
-    if not named:
-        keys.refuse(MASK_KEYS[0], "the id of the token that masks stand for")
-    token = keys.integer(named[0], 0, vocab - 1)
-    for name in named[1:]:
-        if keys.integer(name, 0, vocab - 1) != token:
-            keys.refuse(name, f"{token}, as {named[0]} says")
-    return token
 
 
 def _read_draft_model(setup: DraftSetup) -> DraftModel:
     parts = read_head(setup, PARALLEL)
     parts.checkpoint.tensor(MASK_HIDDEN)
-    mask = _mask_token(parts.format.dialect.keys, setup.target.vocab_size)
+    keys = parts.format.dialect.keys
+    mask = read_mask_token(keys, setup.target.vocab_size)
+    if mask is None:
+        keys.refuse(MASK_KEYS[0], "the id of the token that masks stand for")
     spec, names = (
         replace(parts.spec, mask_token=mask),
         {**parts.tensor_names, MASK_HIDDEN: MASK_HIDDEN},

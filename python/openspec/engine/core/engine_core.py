@@ -94,6 +94,11 @@ class EngineCore:
             self._ready.append(output)
 
     @property
+    def runner(self) -> Runner:
+        """The runner, for whoever drives it while the engine has no work."""
+        return self._runner
+
+    @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
         return self._scheduler.has_work or bool(self._in_flight or self._ready)

@@ -37,8 +37,7 @@ def _plan_only_decodes(config: RunnerConfig, runner: Runner, queue: RunQueue) ->
     if num_rows > config.max_num_batched_tokens:
         return None
     num_free = runner.num_free_pages
-    num_rows_ahead = max(config.max_draft_tokens, runner.num_rows_ahead)
-    most_pages = num_rows_ahead // config.page_size + 2 + runner.num_base_pages
+    most_pages = runner.num_rows_ahead // config.page_size + 2 + runner.num_base_pages
     if num_free < len(spans) * most_pages:
         needed = runner.num_pages_needed
         if sum([needed(slot, 1 + num_drafts) for slot, _, num_drafts in spans]) > num_free:

@@ -79,7 +79,7 @@ class Scheduler:
             if self._queue.get(sequence.request_id) is not None:
                 raise RequestError(f"request id {sequence.request_id!r} is in use", "request_id")
         max_tokens = self._check(source, vocab_size)
-        limit = self._config.max_draft_tokens
+        limit = max(self._config.max_draft_tokens, self._config.max_copied_drafts)
         if limit == 0 and source.grammar:
             limit = self._config.max_grammar_drafts
         if not source.speculative.enabled:
@@ -307,17 +307,22 @@ class Scheduler:
 
     def _count(self, request: Request, num_tokens: int, result: SpanResult) -> StepCounts:
         self._stats.num_generation_tokens += num_tokens
-        (num_forced, num_accepted_forced), _ = result.drafts_by_source
+        forced, copied, _ = result.drafts_by_source
         detail = result.detail
-        # A grammar's drafts are a chain in front of the drafter's.
-        depth = num_forced + self._depth if detail is None else depth_of(detail[1])
+        if detail is not None:
+            depth = depth_of(detail[1])
+        else:
+            # A grammar's drafts are a chain in front of others; copies are a chain, too.
+            depth = forced[0] + (copied[0] or self._depth)
         counts = StepCounts(
             num_tokens=len(result.token_ids),
             num_draft_tokens=result.num_draft_tokens,
             num_accepted_tokens=result.num_accepted_tokens,
             depth=depth,
-            num_forced_tokens=num_forced,
-            num_accepted_forced_tokens=num_accepted_forced,
+            num_forced_tokens=forced[0],
+            num_accepted_forced_tokens=forced[1],
+            num_copied_tokens=copied[0],
+            num_accepted_copied_tokens=copied[1],
         ).first(num_tokens)
         record_step(self._stats, counts)
         record_answer_step(request.spec_decode, counts, request.source.speculative.detailed)

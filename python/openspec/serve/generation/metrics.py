@@ -321,6 +321,18 @@ ENGINE_METRICS = (
         "num_accepted_forced_tokens",
         OWN,
     ),
+    _counter(
+        "spec_decode_num_copied_tokens",
+        "Draft tokens copied from the text so far, in place of a drafter's.",
+        "num_copied_tokens",
+        OWN,
+    ),
+    _counter(
+        "spec_decode_num_accepted_copied_tokens",
+        "Of these, kept.",
+        "num_accepted_copied_tokens",
+        OWN,
+    ),
     _gauge(
         "spec_decode_acceptance_rate",
         "Accepted / drafted tokens since the start.",

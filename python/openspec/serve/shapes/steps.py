@@ -34,6 +34,7 @@ def shown_steps(
                 UNSET if scores is None else [round(finite(score), 4) for score in scores],
                 step.accepted,
                 step.num_forced_tokens,
+                step.num_copied_tokens,
                 step.num_rows,
                 step.num_seqs,
                 _ms(step.seconds),

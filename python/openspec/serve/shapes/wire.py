@@ -140,6 +140,8 @@ class Step(msgspec.Struct, gc=False):
     accepted: list[int]
     num_forced_tokens: int
     """The first so many drafts a grammar left no choice of."""
+    num_copied_tokens: int
+    """So many after these are copied from the text so far, beside a drafter that has others."""
     num_rows: int
     num_sequences: int
     time_ms: float

@@ -182,7 +182,7 @@ function checkedTurns(turns) {
           && isList(step.draft_parents, "number") && step.draft_parents.length === count
           && step.draft_parents.every((parent, index) => parent >= -1 && parent < index)
           && isList(step.accepted, "number") && step.accepted.every((at) => at >= 0 && at < count)
-          && (step.num_forced_tokens === undefined || typeof step.num_forced_tokens === "number")
+          && [step.num_forced_tokens, step.num_copied_tokens].every((count) => count === undefined || typeof count === "number")
           && (step.draft_scores === undefined || isList(step.draft_scores, "number"));
         if (!isWhole) throw new Error("A step is broken.");
       }

@@ -282,15 +282,17 @@ function fit() {
 }
 
 /// What the server drafts at most in a step; a tree has more drafts than levels.
-function draftsOf({ method, max_draft_tokens: most, num_speculative_tokens: depth }) {
+function draftsOf({ method, max_draft_tokens: most, num_speculative_tokens: depth, max_copied_drafts: copied }) {
   if (!most) return "no drafter";
-  return most > depth ? `${method}, trees of up to ${most} drafts, ${depth} deep` : `${method}, up to ${most} drafts`;
+  const beside = copied ? ", and copies" : "";
+  return (most > depth ? `${method}, trees of up to ${most} drafts, ${depth} deep` : `${method}, up to ${most} drafts`) + beside;
 }
 
 async function connect() {
   try {
     page.info = await getJson("server_info");
-    const { model, device, num_replicas: engines, max_draft_tokens: most, acceptance } = page.info;
+    const { model, device, num_replicas: engines, acceptance } = page.info;
+    const most = Math.max(page.info.max_draft_tokens, page.info.max_copied_drafts);
     $("model").textContent = `${model} \u00b7 ${draftsOf(page.info)} \u00b7 ${engines > 1 ? engines + " \u00d7 " : ""}${device}`;
     $("drafts").max = Math.max(1, most);
     $("drafts").placeholder = most || "";

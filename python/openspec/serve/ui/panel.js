@@ -25,7 +25,7 @@ function short(value, digits = 0) {
 
 /// What the steps of an answer add up to.
 function totals(steps) {
-  const all = { tokens: 0, drafts: 0, drafted: 0, accepted: 0, forced: 0, acceptedAt: [], reachedAt: [], time: 0, device: 0, draft: 0, isSplit: true };
+  const all = { tokens: 0, drafts: 0, drafted: 0, accepted: 0, forced: 0, copied: 0, acceptedAt: [], reachedAt: [], time: 0, device: 0, draft: 0, isSplit: true };
   for (const step of steps) {
     all.tokens += step.tokens.length;
     all.time += step.time_ms || 0;
@@ -37,6 +37,7 @@ function totals(steps) {
     all.drafted += step.draft_tokens.length;
     all.accepted += step.accepted.length;
     all.forced += step.num_forced_tokens || 0;
+    all.copied += step.num_copied_tokens || 0;
     const depth = [];
     step.draft_parents.forEach((parent, i) => { depth[i] = parent < 0 ? 1 : depth[parent] + 1; });
     for (let i = 0; i < Math.max(...depth); i += 1) {
@@ -77,6 +78,7 @@ function showNumbers(steps) {
     [word("drafted"), short(all.drafted)],
     [word("first token"), ...(steps.length ? [short(1000 * steps[0].at), "ms"] : ["\u2013"])],
     ...(all.forced ? [[word("forced"), short(all.forced)]] : []),
+    ...(all.copied ? [[word("copied"), short(all.copied)]] : []),
   ]);
   const shares = all.reachedAt.map((count, i) => all.acceptedAt[i] / count);
   $("positions").replaceChildren(...(all.drafts ? [drawPositions(shares)] : []));

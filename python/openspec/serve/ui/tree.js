@@ -72,9 +72,7 @@ function drawStep(step, before) {
     const name = draw("text", { x: x(row.depth) + 13, y: at + 4.5, class: isStrong ? "" : "dim" }, label(text));
     if (isStrong) name.setAttribute("font-weight", "600");
     if (row.own) name.append(draw("tspan", { class: "tiny", dx: 9 }, "the target\u2019s own"));
-    else if (row.draft >= 0 && row.draft < (step.num_forced_tokens || 0)) {
-      name.append(draw("tspan", { class: "tiny", dx: 9 }, "forced"));
-    }
+    else if (row.draft >= 0) name.append(draw("tspan", { class: "tiny", dx: 9 }, sourceOf(step, row.draft)));
     group.append(name);
     if (hasScores && row.draft >= 0) {
       const share = Math.exp(step.draft_scores[row.draft]);
@@ -87,6 +85,12 @@ function drawStep(step, before) {
     svg.append(group);
   }
   return svg;
+}
+
+/// Who made draft number i of a step, if not the drafter: a grammar's come first, then copies.
+function sourceOf(step, i) {
+  const forced = step.num_forced_tokens || 0;
+  return i < forced ? "forced" : i < forced + (step.num_copied_tokens || 0) ? "copied" : "";
 }
 
 function summary(step) {

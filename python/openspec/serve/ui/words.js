@@ -5,6 +5,7 @@ const WORDS = {
   "target": "The model that was asked for. What it chose itself is plain; a drafter only guesses.",
   "no text": "A token without text of its own: the end of the answer, a hidden token, or a part of a character.",
   "forced": "Drafts that the answer\u2019s form left no choice of.",
+  "copied": "Drafts that follow an earlier place of the text like this one, taken in place of a head\u2019s where they promise more.",
   "tokens a second": "Tokens of the answer over the time from sending the request to its last token, as this page received them.",
   "first token": "Time from sending the request to its first token.",
   "acceptance length": "Tokens that a step with drafts brings, on average: accepted drafts and one of the target\u2019s own. An answer without drafts has none.",

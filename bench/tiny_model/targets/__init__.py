@@ -1,0 +1,1 @@
+"""Recipes of the tiny models that the tests have beside the embedded one."""

@@ -1,0 +1,1 @@
+"""Draft heads for a model of your own."""

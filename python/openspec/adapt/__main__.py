@@ -1,0 +1,65 @@
+"""`python -m openspec.adapt COMMAND`: draft heads for a model of your own."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openspec.adapt import compare, train
+from openspec.config import EngineConfig, parse_engine_args
+from openspec.errors import ConfigError, EngineError, RequestError, check_is_built
+from openspec.settings.setting import build, check_ranges, group_of
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command, its own settings, and what it returns for the terminal."""
+
+    description: str
+    settings: type[Any]
+    run: Callable[[EngineConfig, Any], str]
+
+
+def _train(config: EngineConfig, own: train.TrainConfig) -> str:
+    return train.shown(config, own, train.Training(config, own).run())
+
+
+def _score(config: EngineConfig, own: compare.ScoreConfig) -> str:
+    return "\n".join(compare.compare_heads(config, own))
+
+
+COMMANDS = {
+    "train": Command(str(train.__doc__), train.TrainConfig, _train),
+    "score": Command(str(compare.__doc__), compare.ScoreConfig, _score),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    name, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name not in COMMANDS:
+        is_asked = name in ("-h", "--help")
+        lines = [f"python -m openspec.adapt {one} --help" for one in COMMANDS]
+        print("\n".join(lines), file=sys.stdout if is_asked else sys.stderr)
+        return 0 if is_asked else 2
+    command = COMMANDS[name]
+    try:
+        prog = f"python -m openspec.adapt {name}"
+        groups = [group_of(name, command.settings)]
+        config, values = parse_engine_args(prog, command.description, arguments, groups)
+        own = build(command.settings, values)
+        check_ranges(own)
+        check_is_built()
+        print(command.run(config, own))
+    except (ConfigError, EngineError, RequestError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

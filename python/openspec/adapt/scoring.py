@@ -1,0 +1,121 @@
+"""How far a head's drafts would have been accepted, by replay of finished texts.
+
+Speculation does not change a text, greedy or with a given random draw for each position, so a draft
+is accepted exactly where it equals the text, and what is drafted at a position depends on the text
+alone. So all positions of a text draft at once, and walking along the text from one position to the
+next not yet written gives the steps that the engine makes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from openspec.adapt.heads.parts import ReadText, TargetEnds, TrainableHead, mixed_precision
+from openspec.adapt.target import ENGINE_SHARE
+from openspec.config import EngineConfig
+from openspec.engine.load import load_engine
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrices:
+    """Milliseconds of one request's step, as the engine measures them when it starts."""
+
+    plain: float
+    drafted: float
+    """With the head's drafts."""
+
+
+def step_prices(config: EngineConfig, method: str, folder: Path, num_drafts: int) -> StepPrices:
+    """What steps take with the head in `folder`; they do not depend on its numbers.
+
+    Raises:
+        ConfigError: the engine does not take the head.
+    """
+    timed = dataclasses.replace(
+        config,
+        method=method,
+        draft_model=str(folder),
+        num_speculative_tokens=num_drafts,
+        max_num_seqs=1,
+        adaptive_speculation=True,
+        gpu_memory_utilization=min(config.gpu_memory_utilization, ENGINE_SHARE),
+    )
+    core = load_engine(timed)
+    times = [time for time in core.info.step_times if time.num_seqs == 1]
+    core.close()
+    plain = min(time.milliseconds for time in times if time.num_rows == 1 and not time.proposes)
+    enough = [time for time in times if time.num_rows > num_drafts]
+    proposing = [time for time in enough if time.proposes] or enough
+    return StepPrices(plain, min(proposing, key=lambda time: time.num_rows).milliseconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a head reaches on texts that it has not learned from."""
+
+    lengths: dict[int, float]
+    """Tokens of a step, the target's own one included, by number of drafts."""
+    by_place: list[float]
+    """Share of drafts at each place that were right, those before them right."""
+
+
+@torch.no_grad()
+def score(
+    head: TrainableHead, ends: TargetEnds, texts: Sequence[ReadText], counts: Sequence[int]
+) -> Score:
+    """The head's chains along the texts, with each number of drafts in `counts`.
+
+    A block is drafted anew for each number: its rows see each other.
+    """
+    lengths, longest = {}, max(counts)
+    for count in counts:
+        with mixed_precision(ends.embedding.device):
+            hits = [chain_hits(text, head.drafts(text, ends, count)) for text in texts]
+        lengths[count] = mean_length(hits)
+        if count == longest:
+            by_place = conditional(hits, longest)
+    return Score(lengths, by_place)
+
+
+def chain_hits(text: ReadText, drafts: Tensor) -> list[int]:
+    """How many drafts after each position from text.prompt on the text confirms."""
+    count = drafts.shape[1]
+    ahead = F.pad(text.tokens[text.prompt + 1 :], (0, count), value=-1).unfold(0, count, 1)
+    hits: list[int] = (drafts == ahead).long().cumprod(1).sum(1).tolist()
+    return hits
+
+
+def walk(hits: Sequence[int]) -> tuple[int, int]:
+    """Steps, and tokens made by them, from the first token that a drafter can follow."""
+    at = steps = 0
+    while at + 1 < len(hits):
+        at += hits[at] + 1
+        steps += 1
+    return steps, len(hits) - 1
+
+
+def mean_length(hits: Sequence[Sequence[int]]) -> float:
+    """Tokens of a step over all texts."""
+    walked = [walk(one) for one in hits]
+    return sum(tokens for _, tokens in walked) / max(1, sum(steps for steps, _ in walked))
+
+
+def conditional(hits: Sequence[Sequence[int]], longest: int) -> list[float]:
+    """Of the drafts at each place whose predecessors were right, the share that is, anywhere.
+
+    Positions so near the end that there is no text to compare with are left out.
+    """
+    reached, right = [0] * longest, [0] * longest
+    for one in hits:
+        for at, hit in enumerate(one):
+            for place in range(min(hit + 1, longest, len(one) - 1 - at)):
+                reached[place] += 1
+                right[place] += hit > place
+    return [a / max(1, b) for a, b in zip(right, reached, strict=True)]

@@ -1,0 +1,243 @@
+"""What a head learns from: prompts, the target's answers to them, and rows packed of both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from openspec.errors import ConfigError, RequestError
+from openspec.llm import LLM
+from openspec.messages import SamplingParams
+
+TEMPERATURES = (0.0, 0.0, 0.6, 1.0)  # drawn for each answer
+HELD_OUT_SHARE = 16  # one of so many prompts is measured with and never learned from
+MAX_HELD_OUT = 64
+
+
+class Text(NamedTuple):
+    """Token ids, of which the first `prompt` were given to the target and it wrote the others."""
+
+    tokens: list[int]
+    prompt: int
+
+
+def read_prompts(path: Path, llm: LLM, most_tokens: int) -> list[list[int]]:
+    """Token ids of the prompts of a JSONL file, those of more than `most_tokens` left out.
+
+    A line has `prompt` (a text, or token ids), `messages`, or, as two data sets have it, `turns` or
+    `question`, whose first turn is asked.
+
+    Raises:
+        ConfigError: the file, or a line of it, is none such.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            ids = _prompt_of(json.loads(line), llm)
+        except (ValueError, TypeError, LookupError, RequestError) as error:
+            raise ConfigError(
+                f"{path}:{number}: {error}; a line is an object with prompt, messages, turns or "
+                "question"
+            ) from None
+        if 0 < len(ids) <= most_tokens:
+            prompts.append(ids)
+    if len(prompts) < 2:
+        raise ConfigError(f"{path}: {len(prompts)} prompts of at most {most_tokens} tokens; give 2")
+    return prompts
+
+
+def _prompt_of(line: Any, llm: LLM) -> list[int]:
+    if "messages" in line:
+        return llm.tokenizer.render_chat(line["messages"]).token_ids
+    if "turns" in line or "question" in line:
+        asked = line["turns"][0] if "turns" in line else line["question"]
+        return llm.tokenizer.render_chat([{"role": "user", "content": asked}]).token_ids
+    prompt = line["prompt"]
+    if isinstance(prompt, str):
+        return llm.tokenizer.encode(prompt, parse_special=True, add_special_tokens=True)
+    llm.tokenizer.check_token_ids(prompt)
+    return list(prompt)
+
+
+def split(prompts: Sequence[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    """Those to learn from and those to measure with; equal prompts are on the same side.
+
+    A prompt's own hash decides, so that another file or order holds the same ones out.
+    """
+    distinct = {tuple(prompt): _hash(prompt) for prompt in prompts}
+    ranked = sorted(distinct, key=distinct.__getitem__)
+    count = min(MAX_HELD_OUT, max(1, len(ranked) // HELD_OUT_SHARE))
+    held_out = set(ranked[:count])
+    return (
+        [prompt for prompt in prompts if tuple(prompt) not in held_out],
+        [list(prompt) for prompt in ranked[:count]],
+    )
+
+
+def _hash(prompt: Sequence[int]) -> str:
+    return hashlib.sha256(json.dumps(list(prompt)).encode()).hexdigest()
+
+
+def answers(
+    llm: LLM,
+    prompts: Sequence[list[int]],
+    max_tokens: int,
+    temperatures: Sequence[float],
+    seed: int,
+) -> list[Text]:
+    """The target's answers to prompts, each drawn with its temperature and a seed of its own."""
+    params = [
+        SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed + number)
+        for number, temperature in enumerate(temperatures)
+    ]
+    outputs = llm.generate(list(prompts), params, use_tqdm=False)
+    return [
+        Text([*prompt, *output.outputs[0].token_ids], len(prompt))
+        for prompt, output in zip(prompts, outputs, strict=True)
+        if len(output.outputs[0].token_ids) > 1
+    ]
+
+
+def answer_for(
+    llm: LLM,
+    prompts: Sequence[list[int]],
+    seconds: float,
+    max_tokens: int,
+    seed: int,
+    report: Callable[[int, int], None],
+) -> list[Text]:
+    """Answers made in about `seconds`, at least one round; prompts come again and again.
+
+    `report` is told of each round how many texts and generated tokens there are.
+    """
+    drawn, begin = random.Random(seed), time.monotonic()
+    texts: list[Text] = []
+    num_tokens = num_asked = 0
+    order: list[list[int]] = []
+    round_size = 2 * llm.engine.info.max_num_seqs
+    while not texts or time.monotonic() - begin < seconds:
+        while len(order) < round_size:
+            order += drawn.sample(list(prompts), len(prompts))
+        asked, order = order[:round_size], order[round_size:]
+        temperatures = drawn.choices(TEMPERATURES, k=round_size)
+        made = answers(llm, asked, max_tokens, temperatures, seed + num_asked)
+        num_asked += round_size
+        texts += made
+        num_tokens += sum(len(text.tokens) - text.prompt for text in made)
+        report(len(texts), num_tokens)
+    return texts
+
+
+def draft_vocabulary(texts: Sequence[Text], always: Sequence[int], rows: int, size: int) -> Tensor:
+    """The `size` target ids that were generated most often, and `always`, in rising order."""
+    generated = [token for text in texts for token in text.tokens[text.prompt :]]
+    counts = torch.bincount(torch.tensor(generated), minlength=rows)
+    counts[list(always)] = counts.sum() + 1
+    return counts.argsort(descending=True, stable=True)[:size].sort().values
+
+
+def unused_token(texts: Sequence[Text], num_tokens: int, rows: int, special: Sequence[int]) -> int:
+    """An id that no text has: the first row of the embedding without a token, else a special one.
+
+    Raises:
+        ConfigError: every special token stands in some text.
+    """
+    if num_tokens < rows:
+        return num_tokens
+    used = {token for text in texts for token in text.tokens}
+    free = [token for token in special if token not in used]
+    if not free:
+        raise ConfigError("--mask-token: every special token stands in some text; name an id")
+    return free[-1]
+
+
+class Rows(NamedTuple):
+    """Texts end to end, [n, t] each."""
+
+    tokens: Tensor
+    places: Tensor  # positions in their texts; past the last one 0
+    generated: Tensor  # bool
+
+
+def packed(texts: Sequence[Text], length: int, seed: int) -> Rows:
+    """Rows of `length` tokens.
+
+    A text that reaches over the end of a row goes on in no other: a cut-off rest would miss its
+    beginning.
+    """
+    order = list(range(len(texts)))
+    random.Random(seed).shuffle(order)
+    rows: list[list[Text]] = []
+    filled = length
+    for index in order:
+        text = texts[index]
+        size = min(len(text.tokens), length)
+        if filled + min(size, length // 4) > length:
+            rows.append([])
+            filled = 0
+        size = min(size, length - filled)
+        rows[-1].append(Text(text.tokens[:size], text.prompt))
+        filled += size
+    shape = (len(rows), length)
+    tokens, places = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+    generated = torch.zeros(shape, dtype=torch.bool)
+    for row, parts in enumerate(rows):
+        at = 0
+        for text in parts:
+            end = at + len(text.tokens)
+            tokens[row, at:end] = torch.tensor(text.tokens)
+            places[row, at:end] = torch.arange(len(text.tokens))
+            generated[row, at + text.prompt : end] = True
+            at = end
+    return Rows(tokens, places, generated)
+
+
+def batches(texts: Sequence[Text], length: int, size: int, first: int) -> Iterator[Rows]:
+    """Batches of `size` packed rows without end, from number `first` on; each epoch packs anew."""
+    epoch = 0
+    while True:
+        rows = packed(texts, length, epoch)
+        number = -(-len(rows.tokens) // size)
+        for part in range(first, number):
+            at = torch.arange(part * size, (part + 1) * size) % len(rows.tokens)
+            yield Rows(*(values[at] for values in rows))
+        first, epoch = max(0, first - number), epoch + 1
+
+
+def save_texts(path: Path, texts: Sequence[Text], held_out: Sequence[Text]) -> None:
+    """All of them in one file."""
+    both = [*texts, *held_out]
+    tensors = {
+        "tokens": torch.tensor(
+            [token for text in both for token in text.tokens], dtype=torch.int32
+        ),
+        "lengths": torch.tensor([len(text.tokens) for text in both]),
+        "prompts": torch.tensor([text.prompt for text in both]),
+        "num_learned": torch.tensor([len(texts)]),
+    }
+    save_file(tensors, path)
+
+
+def load_texts(path: Path) -> tuple[list[Text], list[Text]]:
+    """What `save_texts` wrote."""
+    with safe_open(path, framework="torch") as file:
+        read = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    parts = read["tokens"].split(read["lengths"].tolist())
+    prompts = read["prompts"].tolist()
+    both = [Text(part.tolist(), prompt) for part, prompt in zip(parts, prompts, strict=True)]
+    count = int(read["num_learned"])
+    return both[:count], both[count:]

@@ -1,0 +1,428 @@
+"""Training of draft heads: prompts, replay, scores, and a small training from end to end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench.random_target import PUBLISHED
+from safetensors.torch import load_file, save_file
+
+from openspec import LLM, SamplingParams
+from openspec.adapt import compare, loop, train
+from openspec.adapt.__main__ import main
+from openspec.adapt.heads import kind_named
+from openspec.adapt.heads.parts import ReadText
+from openspec.adapt.replay import Replay
+from openspec.adapt.scoring import (
+    StepPrices,
+    chain_hits,
+    conditional,
+    mean_length,
+    score,
+    walk,
+)
+from openspec.adapt.start import read_start
+from openspec.adapt.target import answering_config
+from openspec.adapt.texts import (
+    Rows,
+    Text,
+    batches,
+    draft_vocabulary,
+    load_texts,
+    packed,
+    read_prompts,
+    save_texts,
+    split,
+    unused_token,
+)
+from openspec.checkpoint.targets.config import ModelConfig
+from openspec.config import config_from_settings
+from openspec.errors import ConfigError
+from openspec.messages import SpecDecodeStats, add_counters
+from tests.gates import hybrid_target
+from tests.golden import trainable
+
+SMALL: dict[str, Any] = {
+    "num_threads": 1,
+    "max_model_len": 256,
+    "max_num_batched_tokens": 64,
+    "max_num_seqs": 4,
+}
+QUESTIONS = [f"Tom has {n} apples and buys {n + 2} more. How many has he?" for n in range(24)]
+TRAIN = (
+    "--num-threads 1 --max-model-len 256 --max-num-seqs 8 --text-length 192 --batch-rows 1 "
+    "--answer-tokens 48 --answer-share 0 --minutes 30 --max-steps 4 --measure-every 2 "
+    "--head-intermediate-size 64 --num-speculative-tokens 3"
+).split()
+EAGLE = ["--method", "eagle3", "--draft-vocab-size", "512"]
+BLOCK = "--head-layers 2 --anchors 4 --method-option capture_layers=1,3".split()
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    config = answering_config(config_from_settings(SMALL))
+    with LLM(**dataclasses.asdict(config)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    lines = [json.dumps({"question": question}) for question in QUESTIONS]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_every_form_of_a_prompt(llm: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    message = {"role": "user", "content": "Hi"}
+    forms: list[dict[str, Any]] = [
+        {"messages": [message]},
+        {"turns": ["Hi", "And then?"]},
+        {"question": "Hi", "answer": "5"},
+        {"prompt": "<|im_start|>user\nHi"},
+        {"prompt": [5, 6, 7]},
+        {"prompt": "x " * 500},
+    ]
+    path.write_text("\n".join(map(json.dumps, forms)))
+    found = read_prompts(path, llm, 100)
+    chat = llm.tokenizer.render_chat([message]).token_ids
+    assert found[:3] == [chat, chat, chat]
+    assert found[3][0] == llm.tokenizer.special_tokens["<|im_start|>"]
+    assert found[4:] == [[5, 6, 7]]  # and the last one is too long
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "{", "[]", "3", '{"text": "a"}', '{"prompt": [-1]}', '{"turns": []}', '{"prompt": 3}'],
+)
+def test_other_lines_are_refused_with_their_place(llm: LLM, tmp_path: Path, line: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f'{{"prompt": "a"}}\n{line}\n{{"prompt": "b"}}\n')
+    with pytest.raises(ConfigError, match=r"prompts\.jsonl:2: .*prompt, messages, turns"):
+        read_prompts(path, llm, 100)
+
+
+def test_equal_prompts_are_on_one_side() -> None:
+    prompts = [[n, n + 1] for n in range(40)]
+    learned, held_out = split(prompts * 2)
+    assert len(held_out) == 2 and len(learned) == 76
+    assert not [prompt for prompt in learned if prompt in held_out]
+    assert split(prompts[::-1])[1] == held_out
+
+
+def test_rows_hold_whole_texts_or_beginnings() -> None:
+    texts = [Text(list(range(100 * n, 100 * n + 7 * n + 2)), n) for n in range(1, 9)]
+    rows = packed(texts, 32, 0)
+    num_generated = 0
+    for tokens, places, generated in zip(*rows, strict=True):
+        for begin in (places == 0).nonzero()[:, 0].tolist():
+            text = next((t for t in texts if t.tokens[0] == tokens[begin]), None)
+            if text is None:
+                assert tokens[begin] == 0 and not generated[begin]  # nothing stands there
+                continue
+            size = int((tokens[begin:] >= 100).long().cumprod(0).sum())
+            size = min(size, len(text.tokens))
+            assert tokens[begin : begin + size].tolist() == text.tokens[:size]
+            assert places[begin : begin + size].tolist() == list(range(size))
+            expected = [place >= text.prompt for place in range(size)]
+            assert generated[begin : begin + size].tolist() == expected
+            num_generated += sum(expected)
+    assert int(rows.generated.sum()) == num_generated
+
+
+def test_batches_go_on_where_they_ended() -> None:
+    texts = [Text(list(range(10 * n, 10 * n + 9)), 1) for n in range(1, 9)]
+    first = batches(texts, 16, 3, 0)
+    every = [next(first) for _ in range(7)]
+    later = batches(texts, 16, 3, 4)
+    for expected in every[4:]:
+        found: Rows = next(later)
+        assert torch.equal(found.tokens, expected.tokens)
+
+
+def test_the_vocabulary_is_what_was_generated_most() -> None:
+    texts = [Text([9, 9, 9, 1, 2, 2], 3), Text([9, 2, 3], 1)]
+    assert draft_vocabulary(texts, [7], 12, 3).tolist() == [1, 2, 7]
+    assert unused_token(texts, 10, 12, [7]) == 10
+    assert unused_token(texts, 12, 12, [3, 7, 9]) == 7
+    with pytest.raises(ConfigError, match="--mask-token"):
+        unused_token(texts, 12, 12, [3, 9])
+
+
+def test_texts_in_a_file(tmp_path: Path) -> None:
+    texts, held_out = [Text([1, 2, 3], 2), Text([4, 5], 1)], [Text([6, 7, 8, 9], 3)]
+    save_texts(tmp_path / "texts", texts, held_out)
+    assert load_texts(tmp_path / "texts") == (texts, held_out)
+
+
+def test_a_replay_has_the_states_of_a_decoding_step(llm: LLM) -> None:
+    """Bit for bit, whatever is replayed beside a text and however it is cut into steps."""
+    layers = (0, 2, 3)
+    output = llm.generate([[5, 6, 7, 8, 9] * 8], SamplingParams(temperature=0, max_tokens=100))[0]
+    text = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+    replay = Replay(llm, layers)
+    alone = replay.texts([text])[0]
+    assert alone.shape == (len(text), 3 * 320)
+    others = [[7] * length for length in (70, 1, 30, 2, 5, 90)]
+    together = replay.texts([*others[:3], text, *others[3:]])
+    assert [len(states) for states in together] == [70, 1, 30, len(text), 2, 5, 90]
+    assert torch.equal(together[3], alone)
+    expected = trainable.captured(text, layers)
+    torch.testing.assert_close(alone, expected, rtol=1e-3, atol=1e-3)
+    runner = llm.engine.runner
+    one_by_one = []
+    from openspec import _C
+
+    params = _C.SequenceParams(SamplingParams(temperature=0.0), max_tokens=8)
+    slot = runner.add_sequence(text[:3], 3, params)  # type: ignore[attr-defined]
+    for count in (1, 2):
+        lease = runner.reserve([(slot, count, 0)])
+        lease.launch()
+        lease.collect()
+        one_by_one.append(torch.from_numpy(runner.captured()))  # type: ignore[attr-defined]
+        lease.commit()
+    runner.remove_sequence(slot)
+    assert torch.equal(torch.cat(one_by_one), alone[:3])
+
+    rows = packed([Text(text, 40), Text(others[0], 3), Text(others[2], 3)], 192, 0)
+    by_row = replay.rows(rows)
+    at = (rows.places == 0).nonzero().tolist()
+    for row, begin in at:
+        if rows.tokens[row, begin] == 5:
+            size = min(len(text), 192 - begin)
+            assert torch.equal(by_row[row, begin : begin + size], alone[:size])
+
+
+@pytest.mark.parametrize(("method", "count"), [("eagle3", 6), ("dflash", 5)])
+def test_a_score_is_what_the_engine_counts(method: str, count: int) -> None:
+    """Greedy chains at every step: the engine's own tokens for each step."""
+    settings = {**SMALL, "max_num_seqs": 1, "max_model_len": 512, "max_num_batched_tokens": 512}
+    settings |= {"method": method, "num_speculative_tokens": count, "adaptive_speculation": False}
+    with LLM(**settings, stats_interval_s=0.0, enable_prefix_caching=False) as llm:
+        asked = [[{"role": "user", "content": text}] for text in QUESTIONS[:2]]
+        outputs = llm.chat(asked, SamplingParams(temperature=0.0, max_tokens=40), use_tqdm=False)
+    total = SpecDecodeStats()
+    add_counters(total, [one.metrics.spec_decode or SpecDecodeStats() for one in outputs])
+    head = trainable.shipped(method)
+    texts = []
+    for output in outputs:
+        tokens = [*output.prompt_token_ids, *output.outputs[0].token_ids]
+        captured = trainable.captured(tokens, head.capture_layers)
+        texts.append(ReadText(torch.tensor(tokens), len(output.prompt_token_ids), captured))
+    drafts = [head.drafts(text, trainable.ends(), count) for text in texts]
+    hits = [chain_hits(text, one) for text, one in zip(texts, drafts, strict=True)]
+    num_drafts = num_accepted = 0
+    for one in hits:
+        at = 0
+        while (room := len(one) - 1 - at) > 0:
+            num_drafts += room > 1  # nothing is drafted where one token is left
+            num_accepted += min(one[at], room - 1)
+            at += one[at] + 1
+    assert (num_drafts, num_accepted) == (total.num_drafts, total.num_accepted_tokens)
+    found = score(head, trainable.ends(), texts, [1, count])
+    assert found.lengths[count] == mean_length(hits)
+    assert found.lengths[1] < found.lengths[count]
+
+
+def test_what_is_counted() -> None:
+    text = ReadText(torch.tensor([9, 1, 2, 3, 4]), 1, torch.zeros(5, 1))
+    drafts = torch.tensor([[2, 3, 4], [3, 9, 9], [9, 9, 9], [5, 6, 7]])
+    hits = chain_hits(text, drafts)
+    assert hits == [3, 1, 0, 0]
+    assert walk(hits) == (1, 3) and walk([0, 1, 0, 0]) == (2, 3)
+    assert mean_length([hits, [0, 1, 0, 0]]) == 2.0
+    assert conditional([hits], 3) == [2 / 3, 1 / 2, 1.0]
+
+
+def trained(prompts: Path, out: Path, *more: str) -> dict[str, Any]:
+    assert main(["train", "--prompts", str(prompts), "--out", str(out), *TRAIN, *more]) == 0
+    report: dict[str, Any] = json.loads((out / train.TRAINING / "report.json").read_text())
+    return report
+
+
+def test_a_head_from_prompts_alone(prompts: Path, tmp_path: Path) -> None:
+    """It learns, loads in the engine, and changes no text."""
+    report = trained(prompts, tmp_path / "head", *EAGLE, "--rate", "0.003")
+    losses = [point["loss"] for point in report["curve"][1:]]
+    assert report["curve"][-1]["step"] == 4 and losses[-1] < losses[0]
+    assert report["held_out_texts"] == 1 and report["plain tokens/s"] > 0
+    asked = [[{"role": "user", "content": text}] for text in QUESTIONS[:2]]
+    params = SamplingParams(temperature=0.0, max_tokens=32)
+    texts = []
+    for settings in (
+        {"method": "none"},
+        {"method": "eagle3", "draft_model": str(tmp_path / "head")},
+    ):
+        with LLM(**SMALL, **settings, stats_interval_s=0.0, adaptive_speculation=False) as llm:
+            outputs = llm.chat(asked, params, use_tqdm=False)
+            texts.append([output.outputs[0].token_ids for output in outputs])
+    assert texts[0] == texts[1]
+
+
+def test_a_head_that_learned_already_keeps_its_format(prompts: Path, tmp_path: Path) -> None:
+    """Unlearned, it is the same file; what is measured first is what it was."""
+    shipped = trainable.TINY / "eagle3"
+    more = ["--method", "eagle3", "--draft-model", str(shipped), "--rate", "1e-12"]
+    report = trained(prompts, tmp_path / "head", *more, "--base", str(prompts), "--max-steps", "1")
+    assert report["first"]["length at 3"] == report["best"]["length at 3"] > 2.0
+    folders = (tmp_path / "head", shipped)
+    configs = [(folder / "config.json").read_bytes() for folder in folders]
+    assert configs[0] == configs[1]
+    found, expected = (load_file(folder / "model.safetensors") for folder in folders)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensor", "message"),
+    [
+        ({"norm_before_residual": True}, None, "heads with norm_before_residual"),
+        ({"norm_output": True}, None, "heads with norm_output"),
+        ({"rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, None, "RoPE"),
+        ({}, "embed_tokens.weight", "embed_tokens.weight of .*: heads with it"),
+    ],
+)
+def test_heads_of_other_kinds_are_refused(
+    tmp_path: Path, keys: dict[str, Any], tensor: str | None, message: str
+) -> None:
+    config, tensors = trainable.load(trainable.TINY / "eagle3")
+    (tmp_path / "config.json").write_text(json.dumps(config | keys))
+    if tensor is not None:
+        tensors[tensor] = torch.zeros(trainable.VOCABULARY, trainable.HIDDEN, dtype=torch.bfloat16)
+    save_file(tensors, tmp_path / "model.safetensors")
+    settings = config_from_settings({"method": "eagle3", "draft_model": str(tmp_path)})
+    target = ModelConfig.from_folder(settings.model_path)
+    start = read_start(settings, target)
+    assert start is not None
+    with pytest.raises(ConfigError, match=message):
+        head = kind_named("eagle3").make(start.plan(target, 1024, 4))
+        start.load(head)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--method", "peagle", "--draft-vocab-size", "512"],
+        ["--method", "dflash", *BLOCK],
+        ["--method", "dflash", "--head", "dflash2", *BLOCK],
+        ["--method", "dspark", *BLOCK],
+    ],
+    ids=lambda more: more[-1] if "--head" not in more else "selector",
+)
+def test_every_kind_of_head(prompts: Path, tmp_path: Path, more: list[str]) -> None:
+    report = trained(prompts, tmp_path / "head", *more, "--max-steps", "2")
+    assert report["curve"][-1]["step"] == 2
+
+
+def test_a_training_goes_on_where_it_was_interrupted(
+    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the numbers that it would have had."""
+    trained(prompts, tmp_path / "whole", *EAGLE)
+    monkeypatch.setattr(loop, "CHECKPOINT_S", 0.0)
+    step, num_steps = loop.Trainer._step, 0
+
+    def interrupted(*arguments: Any) -> torch.Tensor:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 3:
+            raise KeyboardInterrupt
+        return step(*arguments)
+
+    monkeypatch.setattr(loop.Trainer, "_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trained(prompts, tmp_path / "parts", *EAGLE)
+    again = ["train", "--prompts", str(prompts), "--out", str(tmp_path / "parts"), *TRAIN, *EAGLE]
+    assert main(again) == 2  # without --resume
+    report = trained(prompts, tmp_path / "parts", *EAGLE, "--resume")
+    assert report["curve"][-1]["step"] == 4
+    weights = [
+        load_file(tmp_path / name / train.TRAINING / loop.STATE) for name in ("whole", "parts")
+    ]
+    assert weights[0].keys() == weights[1].keys()
+    for name, tensor in weights[0].items():
+        assert torch.equal(tensor, weights[1][name]), name
+
+
+def test_heads_are_compared_prompt_by_prompt(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The shipped head against itself without its first places' weights."""
+    worse = tmp_path / "worse"
+    worse.mkdir()
+    config, tensors = trainable.load(trainable.TINY / "eagle3")
+    tensors["fc.weight"] = torch.zeros_like(tensors["fc.weight"])
+    (worse / "config.json").write_text(json.dumps(config))
+    save_file(tensors, worse / "model.safetensors")
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join(prompts.read_text().splitlines()[:4]))
+    heads = f"{trainable.TINY / 'eagle3'},{worse},{trainable.TINY / 'eagle3'}"
+    settings = f"--method eagle3 --heads {heads} --prompts {few} --answer-tokens 24".split()
+    more = "--num-threads 1 --max-num-seqs 4 --max-model-len 256".split()
+    assert main(["score", *settings, *more]) == 0
+    first, second, third, against, same = capsys.readouterr().out.splitlines()
+    lengths = [float(line.split(": ")[1].split()[0]) for line in (first, second, third)]
+    assert lengths[0] == lengths[2] > 1.5 > lengths[1]
+    assert against.endswith("keep the first") and float(against.split(" is ")[1].split("x")[0]) < 1
+    assert "is 1.000x as fast (1.000 to 1.000" in same and same.endswith("keep the first")
+
+
+def test_a_ratio_is_drawn_in_pairs() -> None:
+    config = config_from_settings({"method": "eagle3"})
+    start = read_start(
+        dataclasses.replace(config, draft_model=str(trainable.TINY / "eagle3")),
+        ModelConfig.from_folder(config.model_path),
+    )
+    assert start is not None
+    spec = start.model.head
+
+    def judged(accepted: list[int], milliseconds: float) -> compare.Judged:
+        counters = [SpecDecodeStats(num_drafts=10, num_accepted_tokens=n) for n in accepted]
+        prices = StepPrices(1.0, milliseconds)
+        return compare.Judged("", tuple(counters), ((),) * len(accepted), spec, prices)
+
+    # Twice the tokens of every prompt, at the same price: no draw says anything else.
+    one = judged([10, 20, 30, 0], 2.0)
+    other = judged([30, 50, 70, 10], 2.0)
+    assert compare.ratios(one, other) == pytest.approx((2.0, 2.0, 2.0))
+    dearer = judged([10, 20, 30, 0], 4.0)
+    assert compare.ratios(one, dearer) == pytest.approx((0.5, 0.5, 0.5))
+    low, middle, high = compare.ratios(one, judged([20, 20, 20, 20], 2.0))
+    assert middle == pytest.approx(1.2) and low < middle < high
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prompts": None}, "--prompts is needed"),
+        ({"out": None}, "--out is needed"),
+        ({"method": "ngram"}, "heads that can be trained: dflash, dflash2, dspark, eagle3, peagle"),
+        ({"head": "dflash2"}, "that is for --method dflash"),
+        ({"quantization": "fp8"}, "not for quantised ones"),
+        ({"tensor_parallel_size": 2}, "--tensor-parallel-size: .*one GPU"),
+        ({"load_format": "dummy"}, "--load-format dummy: a head needs a target with weights"),
+        ({"config": PUBLISHED["qwen3-30b-a3b"]}, "mixtures of experts cannot be trained yet"),
+        ({"config": hybrid_target.CONFIG}, r"running state \(hybrids\) cannot be trained yet"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    if "config" in settings:
+        folder = tmp_path / "model"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(settings.pop("config")))
+        settings["model"] = str(folder)
+    own = {name: settings.pop(name) for name in ("prompts", "out", "head") if name in settings}
+    config = config_from_settings({"method": "eagle3", **settings})
+    given = {"prompts": "p.jsonl", "out": str(tmp_path / "out"), **own}
+    with pytest.raises(ConfigError, match=message):
+        train.Training(config, train.TrainConfig(**given))
+    assert not (tmp_path / "out").exists()
