@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -214,9 +214,16 @@ def random_tensor(
 
 
 def write_random_target(
-    folder: Path, config: Mapping[str, Any], seed: int = 0, dtype: torch.dtype = torch.bfloat16
+    folder: Path,
+    config: Mapping[str, Any],
+    seed: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+    make: Callable[..., torch.Tensor] = random_tensor,
 ) -> Path:
-    """Writes config.json and weights to `folder`, in shards of 4 GB at most; returns it."""
+    """Writes config.json and weights to `folder`, in shards of 4 GB at most; returns it.
+
+    `make` makes a tensor of the arguments that `random_tensor` takes.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     random = torch.Generator().manual_seed(seed)
@@ -231,7 +238,7 @@ def write_random_target(
 
     total = 0
     for name, shape in tensor_shapes(config):
-        kept[name] = random_tensor(name, shape, dtype, random)
+        kept[name] = make(name, shape, dtype, random)
         total += kept[name].nbytes
         if sum(tensor.nbytes for tensor in kept.values()) > SHARD_BYTES:
             flush()

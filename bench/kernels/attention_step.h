@@ -79,7 +79,7 @@ class AttentionStep {
     const int short_len = short_kv_len(num_rows, num_spans);
     const bool is_short = num_spans <= kFewSpans && c.kv_len + c.num_rows <= short_len;
     params.rows.expected_kv_len = is_short ? short_len : 0;
-    params.rows.expected_span_rows = std::max(c.num_rows, c.prompt_rows);
+    params.rows.max_span_rows = std::max(c.num_rows, c.prompt_rows);
     params.rows.row_span = keep(device_copy(span));
     params.rows.row_parent = keep(device_copy(parent));
     params.rows.span_begin = keep(device_copy(begin));

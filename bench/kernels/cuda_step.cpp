@@ -251,6 +251,7 @@ void load_random_weights(Weights& weights, const QuantizedTensors& quantized) {
     value = static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
   }
   std::vector<uint16_t> data;
+  size_t shift = 0;
   std::vector<uint8_t> codes;  // all that are finite
   std::vector<float> ones(16384, 1.0f), scales(1 << 16, 2e-4f);
   for (const TensorSpec& spec : weights.expected_tensors()) {
@@ -276,11 +277,16 @@ void load_random_weights(Weights& weights, const QuantizedTensors& quantized) {
       weights.load(spec.name, codes.data(), count, DType::kE4M3);
       continue;
     }
-    while (data.size() < count) {
+    // Those of a mixture differ, or rows of all layers would go to the same experts.
+    const bool is_of_mixture = spec.name.find(".mlp.gate.") != std::string::npos ||
+                               spec.name.find(".experts.") != std::string::npos;
+    if (is_of_mixture) shift = (shift + 4099) % block.size();
+    const size_t first = is_of_mixture ? shift : 0;
+    while (data.size() < first + count) {
       data.insert(data.end(), block.begin(), block.end());
       std::rotate(block.begin(), block.begin() + 977, block.end());
     }
-    weights.load(spec.name, data.data(), count * 2, DType::kBF16);
+    weights.load(spec.name, &data[first], count * 2, DType::kBF16);
   }
 }
 
@@ -481,28 +487,29 @@ void time_graphs(Runner& runner, const std::string& method, const FloorOf& floor
       }
     }
   }
-  const std::vector<double> seconds = runner.time_steps(kinds, Work{}.prompt_len, 5, 5.0);
+  const std::vector<TimedStep> timed = runner.time_steps(kinds, Work{}.prompt_len, 5, 5.0);
   for (const bool proposes : {false, true}) {
     json += proposes ? "}, \"proposing_graph_ms\": {" : "\"graph_ms\": {";
     for (size_t i = 0; i < kinds.size(); ++i) {
       const StepKind& kind = kinds[i];
       if (kind.proposes != proposes) continue;
       std::printf("%s step of %3d rows%s: %.3f ms, %.3f x floor, %.3f x one row\n", method.c_str(),
-                  kind.num_rows, proposes ? " that proposes" : "", 1e3 * seconds[i],
-                  1e3 * seconds[i] / floor_of(kind.num_rows), seconds[i] / seconds[0]);
+                  kind.num_rows, proposes ? " that proposes" : "", 1e3 * timed[i].seconds,
+                  1e3 * timed[i].seconds / floor_of(kind.num_rows),
+                  timed[i].seconds / timed[0].seconds);
       json += (json.back() == '{' ? "\"" : ", \"") + std::to_string(kind.num_rows) +
-              "\": " + std::to_string(1e3 * seconds[i]);
+              "\": " + std::to_string(1e3 * timed[i].seconds);
     }
   }
   json += "}";
   const char* drafting[] = {"eagle3", "dflash", "mtp", kChain, kMasks};
   if (std::find(std::begin(drafting), std::end(drafting), method) == std::end(drafting)) return;
-  const std::vector<double> both =
+  const std::vector<TimedStep> both =
       runner.time_steps(std::vector<StepKind>{{1, rows_per_seq, false}, {1, rows_per_seq, true}},
                         Work{}.prompt_len, 9, 5.0);
   // With masks: over what the step committed, then over a block.
   const int num_passes = method == "dflash" ? 1 : method == kMasks ? 2 : rows_per_seq - 1;
-  const double ms = 1e3 * (both[1] - both[0]);
+  const double ms = 1e3 * (both[1].seconds - both[0].seconds);
   const double bytes_ms = 1e3 * draft_bytes(runner, num_passes) / bandwidth;
   std::printf("%s drafts for one request in %.3f ms, %.2f x reading its weights and LM head\n",
               method.c_str(), ms, ms / bytes_ms);
@@ -557,6 +564,8 @@ int main(int argc, char** argv) {
   for (const std::string& method : methods) {
     RunnerConfig config = config_of(*shape, method, num_ranks);
     config.target.quantized = quantized;
+    // Running states of more requests than there are would take memory for nothing.
+    if (num_tokens == 0) config.max_num_seqs = *std::max_element(requests.begin(), requests.end());
     const int num_state_pages = plan_memory(config).num_base_pages * config.max_num_seqs;
     Runner runner(config, kNumPages + kNumStates * num_state_pages);
     load_random_weights(runner);

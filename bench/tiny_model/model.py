@@ -1,13 +1,12 @@
 """Qwen3 in plain PyTorch, with the parameter names of a Hugging Face checkpoint.
 
 Training needs no generation, so there is no KV cache here: a row of tokens goes in, the final
-hidden states come out. Drafter heads trained later read `captured` states of chosen layers.
+hidden states come out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -162,15 +161,13 @@ class Trunk(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, tokens: Tensor, capture: Collection[int] = ()) -> tuple[Tensor, list[Tensor]]:
-        """Final hidden states, and the residual stream after each layer named in `capture`."""
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Final hidden states."""
         tables = rotary_tables(self.config, tokens.shape[1], tokens.device)
-        x, captured = self.dropout(self.embed_tokens(tokens)), []
-        for index, layer in enumerate(self.layers):
+        x = self.dropout(self.embed_tokens(tokens))
+        for layer in self.layers:
             x = layer(x, tables)
-            if index in capture:
-                captured.append(x)
-        return self.norm(x), captured
+        return self.norm(x)
 
 
 class TinyQwen3(nn.Module):
@@ -201,5 +198,4 @@ class TinyQwen3(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[batch, length] token ids -> [batch, length, vocabulary] scores."""
-        hidden, _ = self.model(tokens)
-        return self.logits(hidden)
+        return self.logits(self.model(tokens))

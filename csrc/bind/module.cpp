@@ -263,6 +263,13 @@ void bind_values(py::module_& m) {
       .def_readonly("verify_seconds", &RunnerStats::verify_seconds)
       .def_readonly("unsplit_seconds", &RunnerStats::unsplit_seconds)
       .def_readonly("rest_seconds", &RunnerStats::rest_seconds)
+      .def_property_readonly("experts",
+                             [](const RunnerStats& stats) {
+                               const ExpertCounts& all = stats.experts;
+                               return std::tuple(all.num_layers, all.num_experts, all.num_rows);
+                             })
+      .def_readonly("experts_of_drafts", &RunnerStats::experts_of_drafts)
+      .def_readonly("experts_of_sequences", &RunnerStats::experts_of_sequences)
       .def_property_readonly("exchange", [](const RunnerStats& stats) {
         std::vector<std::pair<uint64_t, double>> of_ranks;
         for (const ExchangeCounts& rank : stats.exchange) {
@@ -365,20 +372,20 @@ void bind_runner(py::module_& m) {
       .def(
           "measure_step_times",
           [](Runner& runner, double budget_s) {
-            std::vector<std::tuple<int, int, bool, double>> measured;
+            std::vector<std::tuple<int, int, bool, double, double>> measured;
             for (const TimedStep& step : runner.measure_step_times(budget_s)) {
               const auto& [num_seqs, num_rows, proposes] = step.kind;
-              measured.emplace_back(num_seqs, num_rows, proposes, step.seconds);
+              measured.emplace_back(num_seqs, num_rows, proposes, step.seconds, step.num_experts);
             }
             return measured;
           },
           py::arg("budget_s"), Nogil())
       .def(
           "set_step_times",
-          [](Runner& runner, const std::vector<std::tuple<int, int, bool, double>>& steps) {
+          [](Runner& runner, const std::vector<std::tuple<int, int, bool, double, double>>& steps) {
             std::vector<TimedStep> measured;
-            for (const auto& [num_seqs, num_rows, proposes, seconds] : steps) {
-              measured.push_back({{num_seqs, num_rows, proposes}, seconds});
+            for (const auto& [num_seqs, num_rows, proposes, seconds, num_experts] : steps) {
+              measured.push_back({{num_seqs, num_rows, proposes}, seconds, num_experts});
             }
             runner.set_step_times(measured);
           },

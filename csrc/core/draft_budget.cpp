@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <map>
-
-#include "core/check.h"
+#include <utility>
 
 namespace openspec {
 
@@ -28,71 +26,6 @@ CopyEstimate CopyEstimate::like(const CopyEstimate& others) {
     own.by_class_[i] = AcceptanceEstimate(others.by_class_[i].ratio());
   }
   return own;
-}
-
-StepTimes::StepTimes(std::vector<std::pair<int, double>> points, int most_sized_rows)
-    : points_(std::move(points)), most_sized_rows_(most_sized_rows) {
-  for (size_t i = 1; i < points_.size(); ++i) {
-    OPENSPEC_CHECK_ARG(points_[i].first > points_[i - 1].first, "row counts must rise");
-    // More rows never take less time; a smaller reading is noise.
-    points_[i].second = std::max(points_[i].second, points_[i - 1].second);
-  }
-}
-
-double StepTimes::seconds(double num_rows) const {
-  if (points_.empty()) return 0.0;
-  if (points_.size() == 1 || num_rows <= points_.front().first) return points_.front().second;
-  auto right = std::find_if(points_.begin(), points_.end(),
-                            [&](const auto& point) { return point.first >= num_rows; });
-  if (right == points_.end()) {
-    const auto& [most, longest] = points_.back();
-    return longest * num_rows / most;
-  }
-  if (right->first <= most_sized_rows_ && num_rows <= right->first) return right->second;
-  const auto left = right - 1;
-  const double slope = (right->second - left->second) / (right->first - left->first);
-  return left->second + slope * (num_rows - left->first);
-}
-
-StepTable::StepTable(std::vector<Point> points, int most_sized_rows)
-    : points_(std::move(points)), most_sized_rows_(most_sized_rows) {
-  std::sort(points_.begin(), points_.end(), [](const Point& a, const Point& b) {
-    return std::pair(a.num_seqs, a.num_rows) < std::pair(b.num_seqs, b.num_rows);
-  });
-}
-
-StepTimes StepTable::of(int num_seqs) const {
-  std::map<int, double> best;  // by rows
-  if (most_sized_rows_ > 0) {
-    // The first that has room for the sequences has the least of it.
-    for (const Point& point : points_) {
-      if (point.num_seqs >= num_seqs) best.try_emplace(point.num_rows, point.seconds);
-    }
-  } else if (!points_.empty()) {
-    int nearest = points_.front().num_seqs;
-    for (const Point& point : points_) {
-      if (point.num_seqs <= num_seqs) nearest = point.num_seqs;
-    }
-    for (const Point& point : points_) {
-      if (point.num_seqs == nearest) best.emplace(point.num_rows, point.seconds);
-    }
-  }
-  return StepTimes({best.begin(), best.end()}, most_sized_rows_);
-}
-
-std::vector<StepTable::Point> StepTable::with_drafter(std::span<const Point> timed) const {
-  std::vector<Point> points;
-  for (const Point& point : timed) {
-    const StepTimes plain = of(point.num_seqs);
-    const double added = std::max(0.0, point.seconds - plain.seconds(point.num_rows));
-    for (const Point& own : points_) {
-      const int num_rows = std::max(own.num_rows, point.num_seqs);
-      const bool is_known = !points.empty() && points.back().num_seqs == point.num_seqs &&
-                            points.back().num_rows == num_rows;
-      if (!is_known) points.push_back({point.num_seqs, num_rows, plain.seconds(num_rows) + added});
-    }
-  }
-  return points;
 }
 
 namespace {
@@ -200,7 +133,7 @@ double worth_of(const DraftOffer& offer, double price) {
 }
 
 RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int num_sampled,
-                           int max_rows, const StepTimes& times, double fixed_seconds,
+                           int max_rows, const StepPrices& prices, double fixed_seconds,
                            const StepYield& yield) {
   struct Candidate {
     double survival;
@@ -218,7 +151,7 @@ RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int
   // Stable: a draft never overtakes the one it follows.
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate& a, const Candidate& b) { return a.survival > b.survival; });
-  if (num_rows <= times.most_rows()) max_rows = std::min(max_rows, times.most_rows());
+  if (num_rows <= prices.most_rows()) max_rows = std::min(max_rows, prices.most_rows());
   const size_t room = static_cast<size_t>(std::max(0, max_rows - num_rows));
   if (candidates.size() > room) candidates.resize(room);
 
@@ -234,7 +167,7 @@ RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int
   double tokens = num_sampled;
   for (int taken = 0;; ++taken) {
     const double seconds =
-        std::max(times.seconds(num_rows + taken) + fixed_seconds, times.seconds(num_sampled));
+        std::max(prices.seconds(num_rows + taken) + fixed_seconds, prices.seconds(num_sampled));
     const StepYield::Correction correction = yield.of(num_sampled, taken);
     const double brought = correction.tokens * tokens;
     const double taking = std::max(seconds + correction.seconds, kLeastShare * seconds);

@@ -2,10 +2,10 @@
 
 #include <array>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "core/copied_drafts.h"
+#include "core/step_times.h"
 
 namespace openspec {
 
@@ -66,51 +66,6 @@ class CopyEstimate {
 
  private:
   std::array<AcceptanceEstimate, kNumMatchClasses> by_class_;
-};
-
-/// Seconds of a step by its number of rows; between the measured points a straight line. Past the
-/// last one a row takes what rows take there on average: with few rows further ones cost next to
-/// nothing, because a step has to read the weights, and with many they do not. As far as steps come
-/// in sizes, a count between two of them takes the time of the larger.
-class StepTimes {
- public:
-  StepTimes() = default;
-  /// `points` are (rows, seconds) with rising rows, up to `most_sized_rows` sizes. Times are made
-  /// non-decreasing.
-  explicit StepTimes(std::vector<std::pair<int, double>> points, int most_sized_rows = 0);
-
-  bool empty() const { return points_.empty(); }
-  double seconds(double num_rows) const;
-  /// Rows of the largest measured step.
-  int most_rows() const { return points_.empty() ? 0 : points_.back().first; }
-
- private:
-  std::vector<std::pair<int, double>> points_;
-  int most_sized_rows_ = 0;
-};
-
-/// Seconds of a step by its numbers of sequences and rows, measured on this machine.
-class StepTable {
- public:
-  struct Point {
-    int num_seqs, num_rows;
-    double seconds;
-  };
-  StepTable() = default;
-  /// `most_sized_rows`: up to so many rows a step takes as long as the next larger one that has
-  /// room for its sequences and rows; 0: it takes as long as one of the next smaller number of
-  /// sequences.
-  StepTable(std::vector<Point> points, int most_sized_rows);
-
-  bool empty() const { return points_.empty(); }
-  StepTimes of(int num_seqs) const;
-  /// Points of steps with a drafter, of which each number of sequences was timed once, with any
-  /// number of rows: what it adds to a step of this table it adds to those with other rows, too.
-  std::vector<Point> with_drafter(std::span<const Point> timed) const;
-
- private:
-  std::vector<Point> points_;  // by sequences, then rows
-  int most_sized_rows_ = 0;
 };
 
 /// How steps differ from what was expected of them: what no measurement at the start can know.
@@ -194,7 +149,7 @@ struct RowBudget {
   double tokens_per_second = 0.0;      // expected, corrected
 };
 RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int num_sampled,
-                           int max_rows, const StepTimes& times, double fixed_seconds,
+                           int max_rows, const StepPrices& prices, double fixed_seconds,
                            const StepYield& yield = StepYield());
 
 /// Whether to run a drafter that costs time, step by step: where it would not pay it is left out.

@@ -331,7 +331,9 @@ const std::vector<SpanResult>& Runner::collect(StepLease& lease) {
   backend_->collect(lease);
   const Clock::time_point begun = std::max(last_collected_, lease.launched_at);
   const double seconds = seconds_since(std::exchange(last_collected_, Clock::now()));
-  backend_->planner().observe_time(lease, backend_->planned_seconds(seconds));
+  DraftPlanner& planner = backend_->planner();
+  planner.observe_time(lease, backend_->planned_seconds(seconds));
+  planner.observe_experts(lease);
   const double whole = std::chrono::duration<double>(last_collected_ - begun).count();
   const std::optional<double> drafting = backend_->draft_seconds(lease);
   {
@@ -343,6 +345,11 @@ const std::vector<SpanResult>& Runner::collect(StepLease& lease) {
       stats_.unsplit_seconds += lease.seconds;
     }
     stats_.rest_seconds += std::max(0.0, whole - lease.seconds);
+    stats_.experts += lease.experts;
+    if (const ExpertSharing* sharing = planner.expert_sharing()) {
+      stats_.experts_of_drafts = sharing->of_drafts();
+      stats_.experts_of_sequences = sharing->of_sequences();
+    }
     stats_.exchange.resize(lease.exchange.size());
     for (size_t rank = 0; rank < lease.exchange.size(); ++rank) {
       stats_.exchange[rank].num_rounds += lease.exchange[rank].num_rounds;
@@ -434,8 +441,8 @@ void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
   observe(kDrafterDrafts, drafter.num_judged, drafter.num_right);
 }
 
-std::vector<double> Runner::time_steps(std::span<const StepKind> kinds, int context,
-                                       int num_repeats, double budget) {
+std::vector<TimedStep> Runner::time_steps(std::span<const StepKind> kinds, int context,
+                                          int num_repeats, double budget) {
   OPENSPEC_CHECK_ARG(table_.slots_in_use().empty(), "step times are measured on an idle engine");
   int most_seqs = 0;
   for (const StepKind& kind : kinds) most_seqs = std::max(most_seqs, kind.num_seqs);
@@ -446,8 +453,10 @@ std::vector<double> Runner::time_steps(std::span<const StepKind> kinds, int cont
   if (!pages.ok()) return {};
   std::vector<int> slots;
   for (int i = 0; i < most_seqs; ++i) {
-    const std::vector<int32_t> tokens(static_cast<size_t>(context),
-                                      made_up_token(i, config_.target.vocab_size));
+    std::vector<int32_t> tokens(static_cast<size_t>(context));
+    for (int j = 0; j < context; ++j) {
+      tokens[static_cast<size_t>(j)] = made_up_token(i * context + j, config_.target.vocab_size);
+    }
     slots.push_back(table_.add(tokens, context, {}, sequences_.prefixes().root({})));
     std::copy(pages.pages().begin(), pages.pages().end(), table_.page_row(slots.back()).begin());
   }
@@ -459,7 +468,8 @@ std::vector<double> Runner::time_steps(std::span<const StepKind> kinds, int cont
   };
   const bool is_cuda = config_.device == Device::kCuda;
   if (!is_cuda) time(0);  // the first step of all finds memory that was never touched
-  std::vector<double> best(kinds.size(), 0.0);
+  std::vector<TimedStep> best;
+  for (const StepKind& kind : kinds) best.push_back({kind});
   for (int repeat = 0; repeat < num_repeats; ++repeat) {
     // In a row: the first find caches and clocks as a step of another kind has left them. Where
     // steps take long the host's kinds are all timed once before.
@@ -470,8 +480,10 @@ std::vector<double> Runner::time_steps(std::span<const StepKind> kinds, int cont
       if (kinds[i].num_rows > most_rows * kinds[i].num_seqs) continue;
       for (int turn = 0; turn < num_turns; ++turn) {
         if (turn > 0 && spent > budget) break;
+        const ExpertCounts before = backend_->expert_counts();
         const double seconds = time(i);
-        if (best[i] == 0.0 || seconds < best[i]) best[i] = seconds;
+        best[i].num_experts = (backend_->expert_counts() - before).experts_per_layer();
+        if (best[i].seconds == 0.0 || seconds < best[i].seconds) best[i].seconds = seconds;
       }
     }
   }
@@ -486,21 +498,19 @@ std::vector<TimedStep> Runner::measure_step_times(double budget) {
       std::min(256, std::min(config_.max_model_len, num_pages() * config_.page_size) / 2);
   const std::vector<StepKind> kinds = backend_->step_kinds();
   if (context < 2 || kinds.empty()) return {};
-  const std::vector<double> seconds = time_steps(kinds, context, /*num_repeats=*/3, budget);
-  std::vector<TimedStep> measured;
-  for (size_t i = 0; i < seconds.size(); ++i) {
-    if (seconds[i] > 0.0) measured.push_back({kinds[i], seconds[i]});
-  }
+  std::vector<TimedStep> measured = time_steps(kinds, context, /*num_repeats=*/3, budget);
+  std::erase_if(measured, [](const TimedStep& step) { return step.seconds == 0.0; });
   set_step_times(measured);
   return measured;
 }
 
 void Runner::set_step_times(std::span<const TimedStep> measured) {
   std::vector<StepTable::Point> plain, proposing;
-  for (const auto& [kind, seconds] : measured) {
+  for (const auto& [kind, seconds, num_experts] : measured) {
     OPENSPEC_CHECK(kind.num_seqs > 0 && kind.num_rows > 0 && seconds > 0.0,
                    "a step time is not positive");
-    (kind.proposes ? proposing : plain).push_back({kind.num_seqs, kind.num_rows, seconds});
+    (kind.proposes ? proposing : plain)
+        .push_back({kind.num_seqs, kind.num_rows, seconds, num_experts});
   }
   const int most_sized_rows = backend_->most_sized_rows();
   StepTable without(std::move(plain), most_sized_rows);

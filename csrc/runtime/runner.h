@@ -35,6 +35,9 @@ struct RunnerStats {
   // where they are not known apart; what the step took beside.
   double draft_seconds = 0.0, verify_seconds = 0.0, unsplit_seconds = 0.0, rest_seconds = 0.0;
   double device_seconds() const { return draft_seconds + verify_seconds + unsplit_seconds; }
+  ExpertCounts experts;
+  // See ExpertSharing.
+  double experts_of_drafts = 1.0, experts_of_sequences = 1.0;
   /// Of each rank on a device of its own, from the first step that was collected on.
   std::vector<ExchangeCounts> exchange;
   std::string last_drafter_failure;
@@ -81,10 +84,10 @@ class Runner {
   std::vector<TimedStep> measure_step_times(double budget);
   /// Takes what a runner with the same configuration measured on such a device, instead.
   void set_step_times(std::span<const TimedStep> measured);
-  /// Seconds of each step over sequences of `context` tokens, the least of several; 0: past
-  /// `budget`, or it does not fit.
-  std::vector<double> time_steps(std::span<const StepKind> kinds, int context, int num_repeats,
-                                 double budget);
+  /// Each step over sequences of `context` tokens, the least seconds of several; 0: past `budget`,
+  /// or it does not fit.
+  std::vector<TimedStep> time_steps(std::span<const StepKind> kinds, int context, int num_repeats,
+                                    double budget);
 
   int add_sequence(std::span<const int32_t> tokens, int prompt_len, SequenceParams params,
                    std::span<const uint8_t> cache_salt);

@@ -186,6 +186,12 @@ class RunnerStats:
     verify_seconds: float
     unsplit_seconds: float
     rest_seconds: float
+    experts: tuple[int, int, int]
+    """Of a mixture: layers of experts that ran, experts that had rows in them, and these rows."""
+    experts_of_drafts: float
+    """Unrelated rows that a draft's row counts as, by the experts that it brings."""
+    experts_of_sequences: float
+    """The same of the row of a further sequence."""
     exchange: list[tuple[int, float]]
     """Of each device of several: rounds of exchanges, and seconds in which it waited for others."""
 
@@ -219,11 +225,12 @@ class Runner:
         """Closes the loading of target and drafter."""
     def non_finite_tensors(self) -> tuple[list[str], list[str]]:
         """Tensors of target and drafter that hold NaN or infinity, in one read of the weights."""
-    def measure_step_times(self, budget_s: float) -> list[tuple[int, int, bool, float]]:
+    def measure_step_times(self, budget_s: float) -> list[tuple[int, int, bool, float, float]]:
         """Fills the cost table that adaptive drafting uses; stops after about so many seconds.
 
-        Returns (sequences, rows, whether the drafter runs, seconds) of each kind of step."""
-    def set_step_times(self, measured: Sequence[tuple[int, int, bool, float]]) -> None:
+        Returns (sequences, rows, whether the drafter runs, seconds, experts of a layer) of each
+        kind of step."""
+    def set_step_times(self, measured: Sequence[tuple[int, int, bool, float, float]]) -> None:
         """Takes what `measure_step_times` of a runner like this one returned, instead."""
 
     # Sequences.

@@ -341,6 +341,12 @@ class EngineStats(SpecCounters, kw_only=True):
     """Of the device in the steps whose proposing was not timed apart."""
     rest_seconds: float = 0.0
     """What steps took beside the device's work."""
+    num_expert_layers: int = 0
+    """Of a mixture: layers of experts that ran, in all steps."""
+    num_distinct_experts: int = 0
+    """Experts that had rows there, whose weights were read."""
+    num_expert_rows: int = 0
+    """Rows of all these experts."""
     exchange_rounds: list[int] = msgspec.field(default_factory=list)
     """By GPU where several share the model: products whose sums they exchanged, in all steps."""
     exchange_wait_seconds: list[float] = msgspec.field(default_factory=list)
@@ -356,6 +362,8 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     proposes: bool
     """Whether a drafter that costs time ran as well."""
     milliseconds: float
+    num_experts: float = 0.0
+    """To how many experts of a layer the rows went; 0 without experts."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from bench import known_text
 from bench.random_target import PUBLISHED, write_random_target
 
 from openspec.errors import ConfigError
@@ -96,6 +97,18 @@ def test_experts_in_a_file_together(tmp_path: Path) -> None:
     assert worst_error(coarse.logits, expected.logits) < 0.2
 
 
+@pytest.mark.full
+def test_a_layer_of_published_widths() -> None:
+    """Of Qwen3-235B-A22B, with 4 experts of 128."""
+    few = {"num_hidden_layers": 1, "num_experts": 4, "num_experts_per_tok": 2, "vocab_size": 515}
+    config = PUBLISHED["qwen3-235b-a22b"] | few | {"eos_token_id": 2}
+    folder = write_random_target(new_folder(), config)
+    truth = reference(folder, TOKENS[:9], torch.float32)
+    found = subject(folder).score(TOKENS[:9], 9)
+    assert worst_error(found.logits, truth.logits) < MAX_ERROR
+    assert_same_bits(subject(folder).score(TOKENS[:9], 1), found)
+
+
 def test_heads_draft_for_mixtures() -> None:
     """The embedded model's own heads, for experts that are its MLP, disturbed."""
     folder = str(other_targets.folder("mixture"))
@@ -105,8 +118,37 @@ def test_heads_draft_for_mixtures() -> None:
     assert harness.texts(harness.run(core, batch)) == harness.texts(plain)
     stats = core.stats()
     assert stats.num_accepted_tokens > stats.num_draft_tokens / 20
+    # All layers but one are mixtures, in which each row goes to two of eight experts.
+    num_layers = other_targets.EMBEDDED["num_hidden_layers"] - 1
+    assert stats.num_expert_layers == num_layers * stats.num_steps
+    assert stats.num_expert_rows == 2 * num_layers * core._runner.stats.num_rows
+    assert 2 < stats.num_distinct_experts / stats.num_expert_layers < 8
 
 
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_known_text(share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark's heads offer the next token as often as they were asked to."""
+    monkeypatch.setattr(known_text, "HEAD_MLP", 256)
+    sizes = {"hidden_size": 320, "num_attention_heads": 4, "head_dim": 128, "vocab_size": 4096}
+    config = PUBLISHED["qwen3-30b-a3b"] | SHAPE | sizes
+    folder = known_text.write_target(tmp_path / "model", config)
+    head = known_text.write_head(tmp_path / "head", config, share)
+    batch = jobs("greedy", 12)
+    plain = harness.run_alone(harness.make_core(model=str(folder), method="none"), batch)
+    core = harness.make_core(
+        **{"model": str(folder), "method": "eagle3", "draft_model": str(head), "draft_top_k": 1},
+        **{"num_speculative_tokens": 3, "adaptive_speculation": False},
+    )
+    assert harness.texts(harness.run(core, batch)) == harness.texts(plain)
+    order = known_text.order().tolist()
+    for result in plain:
+        at = order.index(result.token_ids[1])
+        assert result.token_ids[1:9] == order[at : at + len(result.token_ids[1:9])]
+    stats = core.stats()
+    assert abs(stats.num_accepted_tokens_per_pos[0] / stats.num_drafts - share) < 0.15
+
+
+@pytest.mark.usefixtures("on_the_host")
 def test_refusals(tmp_path: Path) -> None:
     folder = str(plain_folder())
     with pytest.raises(ConfigError, match=r"mixture run on one device.*tensor_parallel_size at 1"):

@@ -107,6 +107,7 @@ class FakeStats:
     verify_seconds: float = 0.0
     unsplit_seconds: float = 0.0
     rest_seconds: float = 0.0
+    experts: tuple[int, int, int] = (0, 0, 0)
     exchange: list[tuple[int, float]] = field(default_factory=list)
 
 

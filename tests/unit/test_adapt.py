@@ -45,6 +45,8 @@ from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import config_from_settings
 from openspec.errors import ConfigError
 from openspec.messages import SpecDecodeStats, add_counters
+from openspec.records.recorder import Recorder
+from openspec.records.shards import target_identity
 from tests.gates import hybrid_target
 from tests.golden import trainable
 
@@ -343,6 +345,7 @@ def test_a_training_goes_on_where_it_was_interrupted(
         trained(prompts, tmp_path / "parts", *EAGLE)
     again = ["train", "--prompts", str(prompts), "--out", str(tmp_path / "parts"), *TRAIN, *EAGLE]
     assert main(again) == 2  # without --resume
+    assert main([*again, "--resume", "--draft-vocab-size", "256"]) == 2  # another head
     report = trained(prompts, tmp_path / "parts", *EAGLE, "--resume")
     assert report["curve"][-1]["step"] == 4
     weights = [
@@ -400,11 +403,36 @@ def test_a_ratio_is_drawn_in_pairs() -> None:
     assert middle == pytest.approx(1.2) and low < middle < high
 
 
+def test_a_head_from_a_servers_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Texts of one prompt are on one side; nobody else's records are taken; then they go."""
+    folder, identity = tmp_path / "records", target_identity(trainable.TINY)
+    recorder = Recorder(folder, identity, share=1.0, max_bytes=1 << 20, ttl_s=3600.0)
+    for number in range(12):
+        for answer in ([7, 8, 9, 10] * 8, [11, 12, 13, 14] * 8):
+            recorder.offer([5, 6, number, *answer], 3)
+    recorder.offer([1, 2, 3], 3)  # nothing was answered
+    recorder.close()
+    more = [*EAGLE, "--records", str(folder), "--out", str(tmp_path / "head"), "--max-steps", "1"]
+    assert main(["train", *TRAIN, *more]) == 0
+    report = json.loads((tmp_path / "head" / train.TRAINING / "report.json").read_text())
+    assert (report["texts"], report["held_out_texts"]) == (22, 2)
+    assert report["generated_tokens"] == 22 * 32
+    capsys.readouterr()
+    (folder / "manifest.json").write_text(json.dumps({"format": 1, "target": "other"}))
+    assert main(["train", *TRAIN, *more[:-4], "--out", str(tmp_path / "other")]) == 2
+    assert "another model" in capsys.readouterr().err
+    assert main(["erase", "--records", str(folder)]) == 0
+    assert "1 files removed" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"records": "x"}, "and not both"),
+        ({"prompts": None, "records": "x", "base": "y"}, "--held-out and --base are for prompts"),
         ({"prompts": None}, "--prompts is needed"),
         ({"out": None}, "--out is needed"),
+        ({"out": "/proc/head"}, "--out /proc/head: .*another folder"),
         ({"method": "ngram"}, "heads that can be trained: dflash, dflash2, dspark, eagle3, peagle"),
         ({"head": "dflash2"}, "that is for --method dflash"),
         ({"quantization": "fp8"}, "not for quantised ones"),
@@ -420,7 +448,8 @@ def test_what_is_refused(tmp_path: Path, settings: dict[str, Any], message: str)
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(settings.pop("config")))
         settings["model"] = str(folder)
-    own = {name: settings.pop(name) for name in ("prompts", "out", "head") if name in settings}
+    names = ("prompts", "records", "base", "out", "head")
+    own = {name: settings.pop(name) for name in names if name in settings}
     config = config_from_settings({"method": "eagle3", **settings})
     given = {"prompts": "p.jsonl", "out": str(tmp_path / "out"), **own}
     with pytest.raises(ConfigError, match=message):

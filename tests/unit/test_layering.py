@@ -49,6 +49,7 @@ PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
     "_C": ("messages", "specs"),
     "_grammar": (),
     "ops": ("_C",),
+    "records": ("errors",),
     "checkpoint": ("_C", "errors", "specs"),
     "grammar": ("_grammar", "errors", "child_process", "checkpoint"),
     "drafters": ("_C", "errors", "settings", "checkpoint", "specs"),
@@ -72,9 +73,10 @@ PYTHON_ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "adapt": (
         *("_C", "errors", "settings", "messages", "specs", "checkpoint", "drafters", "config"),
-        *("engine", "llm"),
+        *("engine", "llm", "records"),
     ),
     "serve": (
+        "records",
         "grammar",
         "errors",
         "step_detail",

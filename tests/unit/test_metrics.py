@@ -100,3 +100,9 @@ def test_stats_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.Monkey
         "prompt 0.0 tok/s, generation 5.0 tok/s, running 0, waiting 0, KV pages 50.0%, "
         "prefix hits 0.0%, acceptance length 3.00, acceptance rate 50.0%"
     ]
+    stats = EngineStats(num_expert_layers=20, num_distinct_experts=310, num_expert_rows=620)
+    with caplog.at_level(logging.INFO):
+        for _ in range(10):
+            now += 1.0
+            log.tick(lambda: stats)
+    assert caplog.messages[-1].endswith(", 15.5 experts of a layer in a step, 2.0 rows each")

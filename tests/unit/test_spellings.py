@@ -152,7 +152,7 @@ REFUSED: dict[str, tuple[str | None, str]] = {
     "pp": ("2", "layers are not dealt to devices; --replicas N"),
     "pp_size": ("2", "layers are not dealt to devices; --replicas N"),
     "distributed_executor_backend": ("ray", "openspec.serve.ray_app runs replicas"),
-    "enable_expert_parallel": (None, "mixtures of experts are not supported"),
+    "enable_expert_parallel": (None, "all experts of a mixture lie on one device"),
     "max_logprobs": ("21", "may ask for 20 log-probabilities"),
     "enable_log_requests": (None, "--access-log logs"),
     "disable_log_stats": (None, "--stats-interval-s 0"),

@@ -298,7 +298,7 @@ class TinyHybrid(TinyQwen3):
 
     def drafts(self, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Scores of the target; of step k of the head, row i of which is for token i + 2 + k."""
-        hidden, _ = self.model(tokens)
+        hidden = self.model(tokens)
         states = self.mtp(self.model.embed_tokens(tokens), hidden)
         return self.logits(hidden), [self.logits(state) for state in states]
 

@@ -46,7 +46,7 @@ def written(model: TinyQwen3, corpus: Corpus, count: int) -> Tensor:
     rows, ends = rows.to(model.device), ends.to(model.device)
     every = torch.arange(count, device=model.device)
     for _ in range(NUM_WRITTEN):
-        hidden, _ = model.model(rows & (UNLEARNED - 1))
+        hidden = model.model(rows & (UNLEARNED - 1))
         rows[every, ends] = model.logits(hidden[every, ends - 1]).argmax(-1)
         ends += 1
     is_stop = rows == ADDED_TOKENS[TURN_END]

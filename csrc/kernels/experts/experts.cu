@@ -180,16 +180,19 @@ class ExpertsLaunch {
                         params.down.count);
     auto* const base = static_cast<uint8_t*>(params.workspace);
     auto* const counts = reinterpret_cast<int32_t*>(base + places.counts);
-    pairs_ = {counts, counts + 1, reinterpret_cast<ExpertRange*>(base + places.segment),
+    pairs_ = {counts,
+              counts + 1,
+              reinterpret_cast<ExpertRange*>(base + places.segment),
               reinterpret_cast<int32_t*>(base + places.pair),
-              reinterpret_cast<int32_t*>(base + places.place)};
+              reinterpret_cast<int32_t*>(base + places.place),
+              params.counts};
     inner_ = reinterpret_cast<__nv_bfloat16*>(base + places.inner);
     hidden_ = reinterpret_cast<__nv_bfloat16*>(base + places.hidden);
   }
 
   int run() {
-    const int tile_rows = expert_tile_rows(params_.gate_up, params_.down, num_pairs_);
-    return tile_rows > 0 ? multiply_in_tiles(tile_rows) : stream_weights();
+    return takes_tiles(params_.gate_up, params_.down, num_pairs_) ? multiply_in_tiles()
+                                                                  : stream_weights();
   }
 
  private:
@@ -220,17 +223,16 @@ class ExpertsLaunch {
     return error != cudaSuccess ? error : combine(nullptr);
   }
 
-  int multiply_in_tiles(int tile_rows) {
-    int error = sort(tile_rows);
+  int multiply_in_tiles() {
+    int error = sort(kTileRows);
     if (error != cudaSuccess) return error;
     error = launch(gather_kernel, dim3(num_pairs_), dim3(num_threads_), 0, stream_,
                    static_cast<const __nv_bfloat16*>(params_.x), pairs_, hidden_, width_,
                    params_.top_k);
     if (error != cudaSuccess) return error;
-    error =
-        multiply_tiles({params_.gate_up, hidden_, inner_, pairs_, num_pairs_}, tile_rows, stream_);
+    error = multiply_tiles({params_.gate_up, hidden_, inner_, pairs_, num_pairs_}, stream_);
     if (error != cudaSuccess) return error;
-    error = multiply_tiles({params_.down, inner_, hidden_, pairs_, num_pairs_}, tile_rows, stream_);
+    error = multiply_tiles({params_.down, inner_, hidden_, pairs_, num_pairs_}, stream_);
     return error != cudaSuccess ? error : combine(pairs_.place);
   }
 

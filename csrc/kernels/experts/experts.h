@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/common/exec.h"
+#include "kernels/common/expert_counts.h"
 #include "kernels/linear/linear_stack.h"
 
 namespace openspec {
@@ -66,7 +67,8 @@ struct ExpertsParams {
   int num_rows = 0;
   int top_k = 0;
   DType dtype = DType::kF32;
-  void* workspace = nullptr;  // experts_workspace_bytes_(cpu|cuda)
+  ExpertCounts* counts = nullptr;  // what was done is added; null: nobody asks
+  void* workspace = nullptr;       // experts_workspace_bytes_(cpu|cuda)
 };
 
 size_t experts_workspace_bytes_cuda(int max_num_rows, int hidden_size, int intermediate_size,

@@ -34,9 +34,16 @@ class Experts {
       std::memset(sums(row), 0, static_cast<size_t>(width_) * sizeof(float));
     });
     const int32_t* first = at<int32_t>(at_.first);
+    uint64_t num_used = 0;
     for (int expert = 0; expert < params_.down.count; ++expert) {
       const int count = first[expert + 1] - first[expert];
       if (count > 0) add_expert(expert, at<int32_t>(at_.pair) + first[expert], count);
+      num_used += count > 0;
+    }
+    if (params_.counts != nullptr) {
+      const int num_pairs = params_.num_rows * params_.top_k;
+      *params_.counts +=
+          {.num_layers = 1, .num_experts = num_used, .num_rows = static_cast<uint64_t>(num_pairs)};
     }
     for_each_row(exec_, params_.num_rows, width_, [&](int64_t row) {
       const int64_t to = row * width_;

@@ -154,4 +154,13 @@ __device__ __forceinline__ void sort_few_rows(FewRowsTable& table, const int32_t
   }
 }
 
+/// Counts what sort_few_rows found, in one warp of one block.
+__device__ __forceinline__ void count_few_rows(ExpertCounts* counts, const FewRowsTable& table,
+                                               const int32_t* expert, int num_pairs, int lane) {
+  int num_rows = 0;
+  for (int pair = lane; pair < num_pairs; pair += 32) num_rows += __ldcg(expert + pair) >= 0;
+  num_rows = __reduce_add_sync(0xffffffffu, num_rows);
+  if (lane == 0) add_counts(counts, 1, table.num_segments, num_rows);
+}
+
 }  // namespace openspec::cuda

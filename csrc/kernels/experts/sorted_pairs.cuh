@@ -25,7 +25,19 @@ struct SortedPairs {
   ExpertRange* segment;  // [num_segments]
   int32_t* pair;         // [num_places] by expert
   int32_t* place;        // [num_pairs] where a pair that goes to an expert is among these
+  ExpertCounts* counts;  // what was done is added; null: nobody asks
 };
+
+/// Adds to what was done, without waiting.
+__device__ __forceinline__ void add_counts(ExpertCounts* counts, int num_layers, int num_experts,
+                                           int num_rows) {
+  const auto add = [](uint64_t& to, int count) {
+    if (count > 0) atomicAdd(reinterpret_cast<unsigned long long*>(&to), count);
+  };
+  add(counts->num_layers, num_layers);
+  add(counts->num_experts, num_experts);
+  add(counts->num_rows, num_rows);
+}
 
 inline constexpr int kSortThreads = 256;
 
@@ -46,6 +58,7 @@ __device__ __forceinline__ int add_in_block(int value, int* shared) {
 static __global__ void __launch_bounds__(kSortThreads)
     sort_pairs_kernel(const int32_t* expert, int num_pairs, int segment_rows, SortedPairs to) {
   allow_next_kernel();
+  constexpr int kAtOnce = 8;  // that are read together
   __shared__ int counts[kMaxExperts], shared[kSortThreads / 32];
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int of = blockIdx.x, num_experts = gridDim.x;
@@ -55,10 +68,15 @@ static __global__ void __launch_bounds__(kSortThreads)
   __syncthreads();
   wait_for_previous_kernel();
   int own = 0;
-  for (int i = begin; i < end; ++i) {
-    const int found = __ldcg(expert + i);
-    if (found >= 0) atomicAdd(&counts[found], 1);
-    own += found == of;
+  for (int i = begin; i < end; i += kAtOnce) {
+    int found[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) found[k] = i + k < end ? __ldcg(expert + i + k) : -1;
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (found[k] >= 0) atomicAdd(&counts[found[k]], 1);
+      own += found[k] == of;
+    }
   }
   __syncthreads();
   int pairs_before = 0, segments_before = 0, all_segments = 0, all_pairs = 0;
@@ -77,6 +95,9 @@ static __global__ void __launch_bounds__(kSortThreads)
     *to.num_segments = all_segments;
     *to.num_places = all_pairs;
   }
+  if (thread == 0 && to.counts != nullptr) {
+    add_counts(to.counts, of == 0, counts[of] > 0, counts[of]);
+  }
   const ExpertRange range = {of, segments_before, pairs_before, pairs_before + counts[of]};
   for (int i = thread; i * segment_rows < counts[of]; i += kSortThreads) {
     to.segment[segments_before + i] = range;
@@ -93,10 +114,16 @@ static __global__ void __launch_bounds__(kSortThreads)
   __syncthreads();
   at += pairs_before - own;
   for (int w = 0; w < warp; ++w) at += shared[w];
-  for (int i = begin; i < end && own > 0; ++i) {
-    if (__ldcg(expert + i) != of) continue;
-    to.pair[at] = i;
-    to.place[i] = at++;
+  for (int i = begin; i < end && own > 0; i += kAtOnce) {
+    int found[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) found[k] = i + k < end ? __ldcg(expert + i + k) : -1;
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      if (found[k] != of) continue;
+      to.pair[at] = i + k;
+      to.place[i + k] = at++;
+    }
   }
 }
 

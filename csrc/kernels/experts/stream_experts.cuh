@@ -266,6 +266,11 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
 #pragma unroll 1
   for (int slot = 0; slot < job.num_slots; ++slot) feed.fill(ring, slot);
   if constexpr (!kIsGateUp) wait_for_previous_kernel();
+  if constexpr (kIsGateUp) {
+    if (has_few_rows && job.pairs.counts != nullptr && blockIdx.x == 0 && warp == 0) {
+      count_few_rows(job.pairs.counts, few, job.expert, job.num_rows * job.top_k, lane);
+    }
+  }
 
   int at_unit = segments.begin();
   if (at_unit >= segments.end()) return;

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/common/hopper.h"
 #include "kernels/common/per_device.h"
@@ -8,8 +7,6 @@
 
 namespace openspec::cuda {
 namespace {
-
-constexpr int kTileRows[] = {64, 128, 160};
 
 /// Rows of x in boxes of kBoxRows, as the one plane of three dimensions.
 bool map_places(const TileProduct& product, CUtensorMap* map) {
@@ -25,9 +22,9 @@ bool map_places(const TileProduct& product, CUtensorMap* map) {
                         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-template <WeightForm kForm, int kRows, bool kIsGateUp>
+template <WeightForm kForm, bool kIsGateUp>
 int launch_tiles(const TileProduct& product, void* stream) {
-  constexpr auto kKernel = expert_tiles_kernel<kForm, kRows, kIsGateUp>;
+  constexpr auto kKernel = expert_tiles_kernel<kForm, kIsGateUp>;
   const int prepared = per_device([] { return prepare_shared(kKernel, kSharedKib * 1024); });
   if (prepared != cudaSuccess) return prepared;
   const LinearStack& stack = product.weights;
@@ -37,9 +34,9 @@ int launch_tiles(const TileProduct& product, void* stream) {
   if (!map_weights(all, kExpertUnits, /*cluster=*/1, &weights) || !map_places(product, &rows)) {
     return cudaErrorInvalidValue;
   }
-  constexpr int kBytes = kSharedKib * 1024 - kAlignment -
-                         kExpertGroups * expert_buffer_bytes<kForm, kRows, kIsGateUp>();
-  constexpr int kStages = std::min(kMaxStages, kBytes / expert_stage_bytes<kForm, kRows>());
+  constexpr int kBytes =
+      kSharedKib * 1024 - kAlignment - kExpertGroups * expert_buffer_bytes<kForm, kIsGateUp>();
+  constexpr int kStages = std::min(kMaxStages, kBytes / expert_stage_bytes<kForm>());
   static_assert(kStages > min_stages(kForm));
   const ExpertTilesJob job = {.weight = stack.first,
                               .num_scales = stack.first.num_scales(),
@@ -53,44 +50,25 @@ int launch_tiles(const TileProduct& product, void* stream) {
                          dim3(kExpertThreads), kSharedKib * 1024, stream, weights, rows, job);
 }
 
-template <bool kIsGateUp>
-int launch_tiles(const TileProduct& product, int tile_rows, void* stream) {
-  return with_form(product.weights.first, [&](auto form) -> int {
-    constexpr WeightForm kForm = decltype(form)::value;
-    switch (tile_rows) {
-      case 64:
-        return launch_tiles<kForm, 64, kIsGateUp>(product, stream);
-      case 128:
-        return launch_tiles<kForm, 128, kIsGateUp>(product, stream);
-      case 160:
-        return launch_tiles<kForm, 160, kIsGateUp>(product, stream);
-    }
-    return cudaErrorInvalidValue;
-  });
-}
-
 }  // namespace
 
-int expert_tile_rows(const LinearStack& gate_up, const LinearStack& down, int num_pairs) {
-  constexpr double kMinRows = 24;  // below, streaming is as fast
-  const double mean = static_cast<double>(num_pairs) / down.count;
+bool takes_tiles(const LinearStack& gate_up, const LinearStack& down, int num_pairs) {
+  constexpr int kMinRows = 24;  // of an expert on average; below, streaming is as fast
   const auto fits = [](const PackedLinear& weight) {
     return weight.num_inputs / kLinearStep >= kLinearChains;
   };
-  static const bool has_kernel =
-      has_hopper_kernel(expert_tiles_kernel<WeightForm::kPlain, 64, true>);
-  if (!has_kernel || mean < kMinRows || !fits(gate_up.first) || !fits(down.first)) return 0;
-  // Most experts are to have one tile.
-  for (const int rows : kTileRows) {
-    if (mean + 2.5 * std::sqrt(mean) <= rows) return rows;
-  }
-  return kTileRows[std::size(kTileRows) - 1];
+  static const bool has_kernel = has_hopper_kernel(expert_tiles_kernel<WeightForm::kPlain, true>);
+  return has_kernel && num_pairs / down.count >= kMinRows && fits(gate_up.first) &&
+         fits(down.first);
 }
 
-int multiply_tiles(const TileProduct& product, int tile_rows, void* stream) {
-  return product.weights.first.epilogue == LinearEpilogue::kSwiGlu
-             ? launch_tiles<true>(product, tile_rows, stream)
-             : launch_tiles<false>(product, tile_rows, stream);
+int multiply_tiles(const TileProduct& product, void* stream) {
+  return with_form(product.weights.first, [&](auto form) {
+    constexpr WeightForm kForm = decltype(form)::value;
+    return product.weights.first.epilogue == LinearEpilogue::kSwiGlu
+               ? launch_tiles<kForm, true>(product, stream)
+               : launch_tiles<kForm, false>(product, stream);
+  });
 }
 
 }  // namespace openspec::cuda

@@ -1,7 +1,7 @@
 #pragma once
 
 /// The kernel of tile_experts.h. Blocks stay for many tiles: 8 units of an expert's outputs by up
-/// to kRows of its rows. The two blocks of a cluster have the same rows and neighbouring units;
+/// to kTileRows of its rows. The two blocks of a cluster have the same rows and neighbouring units;
 /// each copies its weights and half of the rows for both. Multiplying is linear_wgmma's, and so are
 /// ring, order of sums and writing.
 
@@ -9,6 +9,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/launch.cuh"
 #include "kernels/experts/tile_experts.h"
@@ -33,21 +34,20 @@ struct ExpertTilesJob {
   int num_stages;
 };
 
-template <WeightForm kForm, int kRows>
+template <WeightForm kForm>
 constexpr int expert_stage_bytes() {
-  return kExpertUnits * unit_bytes(kForm) + kRows * kRowBytes;
+  return kExpertUnits * unit_bytes(kForm) + kTileRows * kRowBytes;
 }
 /// Of a warpgroup: for sums that have no registers, then for the output.
-template <WeightForm kForm, int kRows, bool kIsGateUp>
+template <WeightForm kForm, bool kIsGateUp>
 constexpr int expert_buffer_bytes() {
-  return group_buffer_bytes(kRows, /*adds_splits=*/false, stores_chains(kForm, kRows),
+  return group_buffer_bytes(kTileRows, /*adds_splits=*/false, stores_chains(kForm, kTileRows),
                             /*is_f32=*/false, kIsGateUp, /*is_sent=*/false);
 }
 
 #ifdef OPENSPEC_HAS_WGMMA
 
 /// A block's tiles, one after the other. The segments of an expert have about as many rows each.
-template <int kRows>
 class ExpertTileCursor {
  public:
   __device__ __forceinline__ ExpertTileCursor(const ExpertTilesJob& job, int rank)
@@ -75,7 +75,7 @@ class ExpertTileCursor {
     const int4 words = __ldcg(reinterpret_cast<const int4*>(job_.pairs.segment + id_ / num_pairs_));
     const ExpertRange range = {words.x, words.y, words.z, words.w};
     const int all_rows = range.last_pair - range.first_pair;
-    const int num_segments = (all_rows + kRows - 1) / kRows;
+    const int num_segments = (all_rows + kTileRows - 1) / kTileRows;
     const int width = (all_rows + num_segments - 1) / num_segments;
     const int local = id_ - range.first_segment * num_pairs_;
     expert = range.expert;
@@ -90,7 +90,7 @@ class ExpertTileCursor {
 
 /// Calls copy(tile, step, stage) for every stage that the block's tiles need, each once its place
 /// in both blocks' rings is free.
-template <int kRows, typename Copy>
+template <typename Copy>
 __device__ __forceinline__ void fill_expert_ring(const ExpertTilesJob& job, const Ring& ring,
                                                  int rank, const Copy& copy) {
   int stage = 0;
@@ -101,7 +101,7 @@ __device__ __forceinline__ void fill_expert_ring(const ExpertTilesJob& job, cons
     parity ^= 1;
   };
 #pragma unroll 1
-  for (ExpertTileCursor<kRows> tile(job, rank); !tile.at_end(); tile.advance()) {
+  for (ExpertTileCursor tile(job, rank); !tile.at_end(); tile.advance()) {
 #pragma unroll 1
     for (int step = 0; step < job.num_steps; step += kStageSteps) {
       wgmma::wait(ring.empty + stage * 8, parity);
@@ -117,77 +117,106 @@ __device__ __forceinline__ void fill_expert_ring(const ExpertTilesJob& job, cons
   }
 }
 
-template <WeightForm kForm, int kRows>
+template <WeightForm kForm>
 __device__ __forceinline__ void copy_expert_weights(const CUtensorMap& weights,
                                                     const ExpertTilesJob& job, const Ring& ring,
                                                     int rank) {
   constexpr int kBytes = kExpertUnits * unit_bytes(kForm);
   const uint64_t policy = wgmma::cache_policy(false);
-  fill_expert_ring<kRows>(
-      job, ring, rank, [&](const ExpertTileCursor<kRows>& tile, int step, int stage) {
-        const uint32_t barrier = ring.full + stage * 8;
-        // The rows' bytes too; they may have come before this.
-        wgmma::expect_bytes(barrier, kBytes + tile.num_boxes() * (kBoxRows * kRowBytes));
-        const int word = is_e4m3(kForm) ? step * (step_bytes(kForm) / 4) : 0;
-        const int octet = is_e4m3(kForm) ? 0 : step * 2;
-        wgmma::copy_box(ring.stages + stage * ring.stage_bytes, weights, word,
-                        tile.expert * job.num_units + tile.first_unit, octet, barrier, policy);
-      });
+  fill_expert_ring(job, ring, rank, [&](const ExpertTileCursor& tile, int step, int stage) {
+    const uint32_t barrier = ring.full + stage * 8;
+    // The rows' bytes too; they may have come before this.
+    wgmma::expect_bytes(barrier, kBytes + tile.num_boxes() * (kBoxRows * kRowBytes));
+    const int word = is_e4m3(kForm) ? step * (step_bytes(kForm) / 4) : 0;
+    const int octet = is_e4m3(kForm) ? 0 : step * 2;
+    wgmma::copy_box(ring.stages + stage * ring.stage_bytes, weights, word,
+                    tile.expert * job.num_units + tile.first_unit, octet, barrier, policy);
+  });
 }
 
-template <WeightForm kForm, int kRows>
+template <WeightForm kForm>
 __device__ __forceinline__ void copy_expert_rows(const CUtensorMap& rows, const ExpertTilesJob& job,
                                                  const Ring& ring, int rank) {
   constexpr int kFirst = kExpertUnits * unit_bytes(kForm);
   const uint64_t policy = wgmma::cache_policy(false);
   wait_for_previous_kernel();
-  fill_expert_ring<kRows>(
-      job, ring, rank, [&](const ExpertTileCursor<kRows>& tile, int step, int stage) {
-        const uint32_t to = ring.stages + stage * ring.stage_bytes + kFirst;
-        for (int box = rank; box < tile.num_boxes(); box += kExpertCluster) {
-          wgmma::copy_box_to_all(to + box * (kBoxRows * kRowBytes), rows, step * kLinearStep,
-                                 tile.first_place + box * kBoxRows, 0, ring.full + stage * 8,
-                                 (1 << kExpertCluster) - 1, policy);
-        }
-      });
+  fill_expert_ring(job, ring, rank, [&](const ExpertTileCursor& tile, int step, int stage) {
+    const uint32_t to = ring.stages + stage * ring.stage_bytes + kFirst;
+    for (int box = rank; box < tile.num_boxes(); box += kExpertCluster) {
+      wgmma::copy_box_to_all(to + box * (kBoxRows * kRowBytes), rows, step * kLinearStep,
+                             tile.first_place + box * kBoxRows, 0, ring.full + stage * 8,
+                             (1 << kExpertCluster) - 1, policy);
+    }
+  });
 }
 
-/// A warpgroup's part. `shared`: its own buffer.
+/// Multiplies and writes a tile of up to kRows rows; returns the warpgroup's place behind it.
+/// `shared`: its own buffer.
 template <WeightForm kForm, int kRows, bool kIsGateUp>
-__device__ __forceinline__ void multiply_expert_tiles(const ExpertTilesJob& job, const Ring& ring,
-                                                      int group, int rank, uint32_t shared) {
+__device__ __forceinline__ RingPlace multiply_expert_tile(const ExpertTilesJob& job,
+                                                          const Ring& ring,
+                                                          const ExpertTileCursor& tile, int group,
+                                                          uint32_t shared, RingPlace place) {
   const int thread = threadIdx.x % kGroupThreads;
   TileReader<kForm, kRows, kExpertCluster> reader(ring, group, thread % 32,
-                                                  kExpertUnits * unit_bytes(kForm));
+                                                  kExpertUnits * unit_bytes(kForm), place);
   PackedLinear weight = job.weight;
-  for (ExpertTileCursor<kRows> tile(job, rank); !tile.at_end(); tile.advance()) {
-    float sums[kRows / 2];
-    reader.begin_tile(kExpertUnits, job.num_steps);
-    if constexpr (is_e4m3(kForm)) {
-      weight.scales = job.weight.scales + int64_t{tile.expert} * job.num_scales;
+  if constexpr (is_e4m3(kForm)) weight.scales += int64_t{tile.expert} * job.num_scales;
+  // A warp without a unit has the scales of the last one, for sums that nobody writes.
+  const int unit = min(tile.first_unit + group * kGroupUnits + thread / 32, job.num_units - 1);
+  float sums[kRows / 2];
+  reader.begin_tile(kExpertUnits, job.num_steps);
+  add_split<kForm, kRows>(weight, reader, {0, job.num_steps}, unit, shared + thread * 16, sums);
+  reader.finish_tile();
+  GroupOutput to;
+  to.out = job.out;
+  to.row_stride = int64_t{job.num_units} * (kIsGateUp ? kLinearGateRows : kLinearUnit);
+  to.first_row = tile.first_place;
+  to.num_rows = tile.first_place + tile.num_rows;
+  to.first_unit = tile.first_unit + group * kGroupUnits;
+  to.num_units = job.num_units - to.first_unit;
+  to.group = group;
+  to.thread = thread;
+  to.shared = shared;
+  wgmma::sync_group(group);  // one buffer serves all this
+  write_bf16<kRows, kIsGateUp>(to, sums);
+  wgmma::sync_group(group);
+  return reader.place();
+}
+
+/// A warpgroup's part: of each tile as many rows as it has, up to a multiple of 32.
+template <WeightForm kForm, bool kIsGateUp>
+__device__ __forceinline__ void multiply_expert_tiles(const ExpertTilesJob& job, const Ring& ring,
+                                                      int group, int rank, uint32_t shared) {
+  RingPlace place;
+#pragma unroll 1
+  for (ExpertTileCursor tile(job, rank); !tile.at_end(); tile.advance()) {
+    const auto multiply = [&](auto rows) {
+      place = multiply_expert_tile<kForm, decltype(rows)::value, kIsGateUp>(job, ring, tile, group,
+                                                                            shared, place);
+    };
+    switch (tile.num_boxes()) {
+      case 1:
+        multiply(std::integral_constant<int, 32>{});
+        break;
+      case 2:
+        multiply(std::integral_constant<int, 64>{});
+        break;
+      case 3:
+        multiply(std::integral_constant<int, 96>{});
+        break;
+      case 4:
+        multiply(std::integral_constant<int, 128>{});
+        break;
+      default:
+        multiply(std::integral_constant<int, kTileRows>{});
     }
-    // A warp without a unit has the scales of the last one, for sums that nobody writes.
-    const int unit = min(tile.first_unit + group * kGroupUnits + thread / 32, job.num_units - 1);
-    add_split<kForm, kRows>(weight, reader, {0, job.num_steps}, unit, shared + thread * 16, sums);
-    reader.finish_tile();
-    GroupOutput to;
-    to.out = job.out;
-    to.row_stride = int64_t{job.num_units} * (kIsGateUp ? kLinearGateRows : kLinearUnit);
-    to.first_row = tile.first_place;
-    to.num_rows = tile.first_place + tile.num_rows;
-    to.first_unit = tile.first_unit + group * kGroupUnits;
-    to.num_units = job.num_units - to.first_unit;
-    to.group = group;
-    to.thread = thread;
-    to.shared = shared;
-    wgmma::sync_group(group);  // all have read what the tile before left in the buffer
-    write_bf16<kRows, kIsGateUp>(to, sums);
   }
 }
 
 #endif  // OPENSPEC_HAS_WGMMA
 
-template <WeightForm kForm, int kRows, bool kIsGateUp>
+template <WeightForm kForm, bool kIsGateUp>
 __global__ void __launch_bounds__(kExpertThreads, 1)
     expert_tiles_kernel([[maybe_unused]] const __grid_constant__ CUtensorMap weights,
                         [[maybe_unused]] const __grid_constant__ CUtensorMap rows,
@@ -204,7 +233,7 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
   ring.full = wgmma::shared_address(barriers);
   ring.empty = ring.full + kMaxStages * 8;
   ring.num_stages = job.num_stages;
-  ring.stage_bytes = expert_stage_bytes<kForm, kRows>();
+  ring.stage_bytes = expert_stage_bytes<kForm>();
   if (threadIdx.x == kExpertGroups * kGroupThreads) {
 #pragma unroll 1
     for (int stage = 0; stage < ring.num_stages; ++stage) {
@@ -218,17 +247,16 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
     wgmma::give_registers<24>();
     if (threadIdx.x % 32 != 0) return;
     if (warp == kExpertGroups * 4) {
-      copy_expert_weights<kForm, kRows>(weights, job, ring, rank);
+      copy_expert_weights<kForm>(weights, job, ring, rank);
     } else if (warp == kExpertGroups * 4 + 1) {
-      copy_expert_rows<kForm, kRows>(rows, job, ring, rank);
+      copy_expert_rows<kForm>(rows, job, ring, rank);
     }
   } else {
     wgmma::take_registers<240>();
     wait_for_previous_kernel();
-    multiply_expert_tiles<kForm, kRows, kIsGateUp>(
-        job, ring, warp / 4, rank,
-        ring.stages + ring.num_stages * ring.stage_bytes +
-            warp / 4 * expert_buffer_bytes<kForm, kRows, kIsGateUp>());
+    multiply_expert_tiles<kForm, kIsGateUp>(job, ring, warp / 4, rank,
+                                            ring.stages + ring.num_stages * ring.stage_bytes +
+                                                warp / 4 * expert_buffer_bytes<kForm, kIsGateUp>());
   }
 #endif
 }

@@ -13,11 +13,21 @@
 #ifdef OPENSPEC_HAS_WGMMA
 namespace openspec::cuda {
 
+/// Which stage of the ring is read next.
+struct RingPlace {
+  int stage = 0;
+  uint32_t parity = 0;
+};
+
 /// A warpgroup's place in the ring.
 template <int kCluster>
 class StageReader {
  public:
-  __device__ __forceinline__ StageReader(const Ring& ring, int lane) : ring_(ring), lane_(lane) {}
+  __device__ __forceinline__ StageReader(const Ring& ring, int lane, const RingPlace& place = {})
+      : ring_(ring), lane_(lane), stage_(place.stage), parity_(place.parity) {}
+
+  /// Between two tiles.
+  __device__ __forceinline__ RingPlace place() const { return {stage_, parity_}; }
 
   /// After the last chain of a tile: what is left of the stage is of no use.
   __device__ __forceinline__ void finish_tile() {
@@ -71,8 +81,8 @@ class StageReader {
 
   const Ring& ring_;
   int lane_;
-  int stage_ = 0;
-  uint32_t parity_ = 0;
+  int stage_;
+  uint32_t parity_;
   int step_ = 0;       // of the stage
   uint32_t left_ = 0;  // barrier of the stage that is left but not released
 };
@@ -84,8 +94,10 @@ template <int kRows, int kCluster>
 class ChainReader : public StageReader<kCluster> {
  public:
   __device__ __forceinline__ ChainReader(const Ring& ring, int group, int lane,
-                                         uint32_t max_weight_bytes)
-      : StageReader<kCluster>(ring, lane), group_(group), max_weight_bytes_(max_weight_bytes) {}
+                                         uint32_t max_weight_bytes, const RingPlace& place = {})
+      : StageReader<kCluster>(ring, lane, place),
+        group_(group),
+        max_weight_bytes_(max_weight_bytes) {}
 
   /// Of a tile with weights of `box_units` units and so many steps.
   __device__ __forceinline__ void begin_tile(int box_units, int) {

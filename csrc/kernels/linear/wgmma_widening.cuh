@@ -20,8 +20,8 @@ template <int kRows, int kCluster>
 class WideningReader : public StageReader<kCluster> {
  public:
   __device__ __forceinline__ WideningReader(const Ring& ring, int group, int lane,
-                                            uint32_t max_weight_bytes)
-      : StageReader<kCluster>(ring, lane),
+                                            uint32_t max_weight_bytes, const RingPlace& place = {})
+      : StageReader<kCluster>(ring, lane, place),
         max_weight_bytes_(max_weight_bytes),
         own_weights_((group * kGroupThreads + threadIdx.x % kGroupThreads) / 32 * kUnitBytes +
                      lane * 8) {}

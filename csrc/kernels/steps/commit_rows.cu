@@ -138,6 +138,9 @@ __global__ void __launch_bounds__(kThreads) commit_rows_kernel(CommitRowsParams 
   if (params.exchange != nullptr && s == 0 && lane == 0) {
     params.out_counts[header.ring_index] = cuda::take_counts(*params.exchange);
   }
+  if (params.experts != nullptr && s == 0 && lane == 0) {
+    params.out_experts[header.ring_index] = *params.experts;
+  }
   const DeviceTable& table = params.table;
   const StepSpan span = params.input.spans[s];
   const int slot = span.slot;

@@ -6,6 +6,7 @@
 #include "core/copied_drafts.h"
 #include "kernels/choose/sampling_params.h"
 #include "kernels/common/exec.h"
+#include "kernels/common/expert_counts.h"
 #include "kernels/common/rows.h"
 
 /// The small ops around the forward pass of a step on CUDA: what the host plans in terms of
@@ -238,6 +239,9 @@ struct CommitRowsParams {
   // Where ranks share the target, this one's: what it counted goes to out_counts, too.
   ExchangeState* exchange = nullptr;
   ExchangeCounts* out_counts = nullptr;  // [ring]
+  // Of a target with experts: what they have done so far goes to out_experts, too.
+  const ExpertCounts* experts = nullptr;
+  ExpertCounts* out_experts = nullptr;  // [ring]
 };
 int commit_rows_cuda(const CommitRowsParams& params, void* stream);
 

@@ -23,7 +23,7 @@ class DecoderModel {
       : config_((config.validate(), check_geometry(config, dtype, device), config)),
         dtype_(dtype),
         limits_(config.pass_limits(limits)),
-        weights_(device, weight_bytes(config, device)),
+        weights_(device, weight_bytes(config, device), num_threads),
         tensors_(weights_, config_),
         inv_freq_(copy_for(device, config.inv_freq)),
         scratch_(config_, dtype, device, limits_, num_threads, exchange) {}

@@ -30,14 +30,20 @@ DeltaNetLayer add_delta_net(Weights& weights, const DeltaShape& shape, int hidde
                             const std::string& prefix) {
   const std::string mixer = prefix + "linear_attn.";
   DeltaNetLayer layer;
-  layer.qkvz =
-      weights.add_linear(mixer, {"in_proj_qkv.weight", "in_proj_z.weight"},
-                         {shape.conv_width(), shape.v_width()}, hidden_size, LinearEpilogue::kNone);
-  std::vector<Part> gates = {shape.num_v_heads, shape.num_v_heads};
+  std::vector<std::string> names = {"in_proj_qkv.weight", "in_proj_z.weight"};
+  std::vector<Part> outputs = {shape.conv_width(), shape.v_width()};
+  layer.has_gates_apart = weights.is_quantized(mixer + names.front());
+  if (layer.has_gates_apart) {
+    layer.in = weights.add_linear(mixer, names, outputs, hidden_size, LinearEpilogue::kNone);
+    names.clear();
+    outputs.clear();
+  }
+  names.insert(names.end(), {"in_proj_b.weight", "in_proj_a.weight"});
+  outputs.insert(outputs.end(), {shape.num_v_heads, shape.num_v_heads});
   const int num_others = gate_columns(shape) - 2 * shape.num_v_heads;
-  if (num_others > 0) gates.emplace_back(num_others);
-  layer.ba = weights.add_linear(mixer, {"in_proj_b.weight", "in_proj_a.weight"}, gates, hidden_size,
-                                LinearEpilogue::kNone);
+  if (num_others > 0) outputs.emplace_back(num_others);
+  (layer.has_gates_apart ? layer.gates : layer.in) =
+      weights.add_linear(mixer, names, outputs, hidden_size, LinearEpilogue::kNone);
   layer.taps = weights.add_taps(mixer + "conv1d.weight", shape.conv_width(), kDeltaTaps);
   layer.a_log = weights.add_values(mixer + "A_log", {shape.num_v_heads});
   layer.dt_bias = weights.add_values(mixer + "dt_bias", {shape.num_v_heads});
@@ -55,8 +61,8 @@ DeltaNetPart::Places DeltaNetPart::plan(const DeltaShape& shape, DType dtype,
   const auto take_rows = [&](int width) {
     return areas.take(limits.max_rows, static_cast<size_t>(width) * dtype_bytes(dtype));
   };
-  at.qkvz = take_rows(shape.conv_width() + shape.v_width());
-  at.ba = take_rows(gate_columns(shape));
+  at.in = take_rows(shape.conv_width() + shape.v_width() + gate_columns(shape));
+  at.gates = take_rows(gate_columns(shape));
   at.out = take_rows(shape.v_width());
   size_t workspace_bytes = 0;
 #ifdef OPENSPEC_CUDA
@@ -89,24 +95,29 @@ size_t DeltaNetPart::bytes(const DeltaShape& shape, DType dtype, Device device,
 void DeltaNetPart::run(const ExecContext& exec, DecoderPass& pass, DecoderScratch& scratch,
                        const DeltaNetLayer& layer, int index, const RowBatch& rows,
                        const RunningStates& states, const void* x) {
-  std::byte *qkvz = buffer_.at(at_.qkvz), *ba = buffer_.at(at_.ba), *out = buffer_.at(at_.out);
-  scratch.linear(exec, layer.qkvz, x, qkvz, rows.num_rows);
-  scratch.linear(exec, layer.ba, x, ba, rows.num_rows);
+  std::byte *in = buffer_.at(at_.in), *out = buffer_.at(at_.out);
+  scratch.linear(exec, layer.in, x, in, rows.num_rows);
   const auto columns = [&](int count) { return static_cast<size_t>(count) * dtype_bytes(dtype_); };
+  std::byte* gates = in + columns(shape_.conv_width() + shape_.v_width());
+  int gates_stride = layer.in.num_outputs;
+  if (layer.has_gates_apart) {
+    gates = buffer_.at(at_.gates);
+    gates_stride = layer.gates.num_outputs;
+    scratch.linear(exec, layer.gates, x, gates, rows.num_rows);
+  }
   const auto place = static_cast<size_t>(index);
-  const int qkvz_width = shape_.conv_width() + shape_.v_width();
   const bool is_step = rows.max_span_rows > 0 && rows.max_span_rows <= max_step_rows_;
   ops::delta_net(exec, {.shape = shape_,
                         .layer = index,
                         .rows = rows,
-                        .qkv = qkvz,
-                        .z = qkvz + columns(shape_.conv_width()),
-                        .b = ba,
-                        .a = ba + columns(shape_.num_v_heads),
-                        .qkv_stride = qkvz_width,
-                        .z_stride = qkvz_width,
-                        .b_stride = gate_columns(shape_),
-                        .a_stride = gate_columns(shape_),
+                        .qkv = in,
+                        .z = in + columns(shape_.conv_width()),
+                        .b = gates,
+                        .a = gates + columns(shape_.num_v_heads),
+                        .qkv_stride = layer.in.num_outputs,
+                        .z_stride = layer.in.num_outputs,
+                        .b_stride = gates_stride,
+                        .a_stride = gates_stride,
                         .out = out,
                         .conv_weight = layer.taps,
                         .a_log = layer.a_log,

@@ -22,7 +22,10 @@ DeltaShape delta_shape(const DeltaNetSpec& spec);
 
 /// The mixer of a layer with a running state, see DeltaNetParams.
 struct DeltaNetLayer {
-  PackedLinear qkvz, ba, out;
+  // Of all that goes in: q, k, v, z, and what the gates are made of, unless it is apart: of types
+  // of its own.
+  PackedLinear in, gates, out;
+  bool has_gates_apart = false;
   const float *taps = nullptr, *a_log = nullptr, *dt_bias = nullptr, *norm = nullptr;
 };
 
@@ -46,7 +49,7 @@ class DeltaNetPart {
 
  private:
   struct Places {
-    size_t qkvz, ba, out, workspace, total;
+    size_t in, gates, out, workspace, total;
   };
   static Places plan(const DeltaShape& shape, DType dtype, Device device,
                      const ForwardLimits& limits, int num_threads);

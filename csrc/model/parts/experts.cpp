@@ -54,11 +54,11 @@ ExpertsPart::Places ExpertsPart::plan(const ExpertsSpec& spec, int hidden_size, 
   Places at{};
   AreaPlan areas;
   const auto choices = static_cast<size_t>(spec.top_k);
+  at.counts = areas.take(1, sizeof(ExpertCounts));
   at.expert = areas.take(limits.max_rows, choices * sizeof(int32_t));
   at.weight = areas.take(limits.max_rows, choices * sizeof(float));
   at.out = areas.take(limits.max_rows, static_cast<size_t>(hidden_size) * dtype_bytes(dtype));
-  at.workspace =
-      areas.take(1, workspace_bytes(spec, hidden_size, dtype, device, limits.max_rows));
+  at.workspace = areas.take(1, workspace_bytes(spec, hidden_size, dtype, device, limits.max_rows));
   at.total = areas.bytes;
   return at;
 }
@@ -68,7 +68,14 @@ ExpertsPart::ExpertsPart(const ExpertsSpec& spec, int hidden_size, DType dtype, 
     : spec_(spec),
       dtype_(dtype),
       at_(plan(spec, hidden_size, dtype, device, limits)),
-      buffer_(at_.total, memory_of(device)) {}
+      buffer_(at_.total, memory_of(device)),
+      counts_(reinterpret_cast<ExpertCounts*>(buffer_.at(at_.counts))) {
+  if (device == Device::kCuda) {
+    device::fill_zero(counts_, sizeof *counts_, nullptr);
+  } else {
+    *counts_ = {};
+  }
+}
 
 size_t ExpertsPart::bytes(const ExpertsSpec& spec, int hidden_size, DType dtype, Device device,
                           const ForwardLimits& limits) {
@@ -100,6 +107,7 @@ void ExpertsPart::run(const ExecContext& exec, DecoderPass& pass, const ExpertsL
                       .num_rows = rows.num_rows,
                       .top_k = spec_.top_k,
                       .dtype = dtype_,
+                      .counts = counts_,
                       .workspace = workspace});
   pass.add_rows(out);
 }

@@ -36,10 +36,12 @@ class ExpertsPart {
   /// x [rows.num_rows, hidden_size] through one of them; what comes out is due in `pass`.
   void run(const ExecContext& exec, DecoderPass& pass, const ExpertsLayer& layer, const void* x,
            const RowBatch& rows);
+  /// What all passes have done, where the device's ops work.
+  const ExpertCounts* counts() const { return counts_; }
 
  private:
   struct Places {
-    size_t expert, weight, out, workspace, total;
+    size_t counts, expert, weight, out, workspace, total;
   };
   static Places plan(const ExpertsSpec& spec, int hidden_size, DType dtype, Device device,
                      const ForwardLimits& limits);
@@ -48,6 +50,7 @@ class ExpertsPart {
   DType dtype_;
   Places at_;
   Buffer buffer_;
+  ExpertCounts* counts_;  // in the buffer
 };
 
 }  // namespace openspec

@@ -116,6 +116,7 @@ class MixtureTarget final : public TargetModel, DecoderModel<MixtureConfig, Mixt
 
   std::vector<Weights*> weights() override { return {&weights_}; }
   SharedTensors shared() const override { return tensors_.shared; }
+  const ExpertCounts* expert_counts() const override { return experts_.counts(); }
   void forward(const ExecContext& exec, const RowBatch& rows, const TargetMemory& memory,
                const std::vector<int>& capture_layers, void* captured) override;
   void logits(const ExecContext& exec, const int32_t* row, int count, float* out) override;

@@ -18,6 +18,7 @@ namespace openspec {
 
 class SumExchange;
 class Weights;
+struct ExpertCounts;
 struct InboxFloats;
 struct SharedTensors;
 
@@ -58,6 +59,10 @@ class TargetModel {
   /// lies on the device; what stands at a row of -1 is left undefined. Where ranks have devices of
   /// their own, many rows (are_dealt) are dealt: a rank has those that its SumExchange says.
   virtual void logits(const ExecContext& exec, const int32_t* row, int count, float* out) = 0;
+
+  /// What its mixtures of experts have done in all passes, where the device's ops work; null: it
+  /// has none.
+  virtual const ExpertCounts* expert_counts() const { return nullptr; }
 };
 
 /// A kind of target: how to make a rank of one, and what it takes, known before anything is

@@ -95,8 +95,9 @@ uint16_t to_bf16(float value) {
 
 }  // namespace
 
-Weights::Weights(Device device, size_t bytes)
+Weights::Weights(Device device, size_t bytes, int num_threads)
     : device_(device),
+      num_threads_(num_threads),
       ordinal_(device == Device::kCuda && bytes > 0 ? device::current() : 0),
       buffer_(bytes, memory_of(device)) {}
 
@@ -152,13 +153,20 @@ void Weights::pack(const PackedLinear& shape, const void* rows, int first_output
 
 void Weights::pack_rows(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
                         void* packed) {
+  const size_t row_bytes = format_bytes(shape.format, 1, shape.num_inputs);
   if (device_ != Device::kCuda) {
-    linear_pack_cpu(shape, rows, first_output, num_rows, packed);
+    if (packers_ == nullptr) packers_ = std::make_unique<ThreadPool>(num_threads_);
+    const int num_panels = (num_rows + kLinearPanel - 1) / kLinearPanel;
+    packers_->try_parallel_for(static_cast<size_t>(num_panels), [&](size_t panel) {
+      const int row = static_cast<int>(panel) * kLinearPanel;
+      const auto* from = static_cast<const std::byte*>(rows) + static_cast<size_t>(row) * row_bytes;
+      linear_pack_cpu(shape, from, first_output + row, std::min(kLinearPanel, num_rows - row),
+                      packed);
+    });
     return;
   }
 #ifdef OPENSPEC_CUDA
   if (staging_.bytes() == 0) staging_ = Buffer(kStagingBytes, Memory::kDevice);
-  const size_t row_bytes = format_bytes(shape.format, 1, shape.num_inputs);
   const int most_rows = static_cast<int>(kStagingBytes / row_bytes);
   for (int row = 0; row < num_rows; row += most_rows) {
     const int count = std::min(most_rows, num_rows - row);
@@ -540,6 +548,7 @@ void Weights::finish_loading() {
   const auto use = use_device();
   if (device_ == Device::kCuda) device::synchronize(nullptr);
   staging_ = Buffer();
+  packers_.reset();
 }
 
 std::vector<std::string> Weights::non_finite() const {

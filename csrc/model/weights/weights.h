@@ -3,12 +3,14 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/thread_pool.h"
 #include "kernels/common/exec.h"
 #include "kernels/common/finite.h"
 #include "kernels/linear/linear_stack.h"
@@ -31,8 +33,8 @@ struct TensorSpec {
 /// CUDA they lie on the device that was current when they were made, whichever is current later.
 class Weights {
  public:
-  /// Without `bytes` of memory it only counts what is added.
-  explicit Weights(Device device, size_t bytes = 0);
+  /// Without `bytes` of memory it only counts what is added. On the host `num_threads` load.
+  explicit Weights(Device device, size_t bytes = 0, int num_threads = 1);
   /// Bytes of what the constructor Tensors(weights, config) adds.
   template <typename Tensors, typename Config>
   static size_t bytes_of(const Config& config, Device device) {
@@ -43,6 +45,7 @@ class Weights {
 
   /// Which tensors of the matrices that are added come as codes; the caller's.
   void expect_quantized(const QuantizedTensors& tensors) { quantized_ = &tensors; }
+  bool is_quantized(const std::string& name) const { return scale_of(name) != nullptr; }
   /// A matrix of several checkpoint tensors, one below the other (gate, then up for SwiGLU), of
   /// each of which the outputs and inputs are here that are given. A tensor may be part of several
   /// matrices.
@@ -159,6 +162,7 @@ class Weights {
                  void* packed);
 
   Device device_;
+  int num_threads_;
   int ordinal_ = 0;  // on CUDA
   Buffer buffer_;
   size_t num_taken_ = 0;
@@ -166,7 +170,9 @@ class Weights {
   std::map<std::string, Destination> destinations_;
   std::map<std::string, Stack> stacks_;
   std::vector<std::pair<std::string, NumberArea>> numbers_;
-  Buffer staging_;  // CUDA, while loading: rows on their way into a packed matrix
+  // While loading: on CUDA rows on their way into a packed matrix, on the host who packs.
+  Buffer staging_;
+  std::unique_ptr<ThreadPool> packers_;
 };
 
 }  // namespace openspec

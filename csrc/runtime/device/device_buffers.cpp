@@ -71,6 +71,7 @@ size_t take_outcomes(std::byte* base, StepOutcomeArrays& outcome, const RunnerCo
   carver.take(samples * (1 + kMaxLogprobs), outcome.logprobs);
   carver.take(samples, outcome.ranks);
   carver.take(StepInputs::kRing, outcome.exchange);
+  carver.take(StepInputs::kRing, outcome.experts);
   return carver.bytes();
 }
 

@@ -40,6 +40,7 @@ struct StepOutcomeArrays {
   int32_t *logprob_ids = nullptr, *ranks = nullptr;  // [ring, R, 1 + kMaxLogprobs], [ring, R]
   float* logprobs = nullptr;                         // [ring, R, 1 + kMaxLogprobs]
   ExchangeCounts* exchange = nullptr;                // [ring], where ranks share the target
+  ExpertCounts* experts = nullptr;                   // [ring] so far, of a target with experts
 };
 
 /// A step's arrays on the device; R is max_num_batched_tokens. The kernels' contracts say more.

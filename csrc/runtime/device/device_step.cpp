@@ -75,6 +75,10 @@ void DeviceStep::copy(void* to, const void* from, size_t bytes) {
 
 void DeviceStep::launch(StepLease& lease) {
   for (const char* stage : {"propose", "score", "choose", "accept"}) context_.enter(stage);
+  // Before the first step nothing is under way.
+  if (!experts_before_ && context_.target.expert_counts() != nullptr) {
+    experts_before_ = expert_counts();
+  }
   lease.ring_index = ring_.take();
   context_.table.grammar_work().begin_step();
   const bool host_has_trees = propose_on_host(lease);
@@ -193,7 +197,7 @@ StepShape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees) {
     const int most_rows = request.num_new_tokens + request.max_drafts;
     num_known += request.num_new_tokens;
     longest = std::max(longest, context_.table.num_tokens(request.slot));
-    has_long_spans = has_long_spans || most_rows > 1 + config.draft_room();
+    has_long_spans = has_long_spans || most_rows > config.step_rows();
     has_offers = has_offers || lease.offers[i].draft.size() > 0;
   }
   const auto num_spans = static_cast<int>(lease.requests.size());
@@ -243,6 +247,10 @@ void DeviceStep::collect(StepLease& lease) {
   lease.exchange.clear();
   for (int rank = 0; ranks_.size() > 1 && rank < ranks_.size(); ++rank) {
     lease.exchange.push_back(ranks_[rank].arrays().outcome.exchange[entry]);
+  }
+  if (experts_before_) {
+    const ExpertCounts now = ranks_.first().arrays().outcome.experts[entry];
+    lease.experts = now - std::exchange(*experts_before_, now);
   }
   lease.results.clear();
   lease.num_folded.clear();
@@ -318,7 +326,7 @@ StepShape DeviceStep::timed_shape(const StepKind& kind, int context) const {
     const StepShape* recorded = book_.find(
         {kind.num_rows, kind.num_seqs, proposes, has_trees,
          context > short_kv_len(kind.num_rows, kind.num_seqs), needs.is_costly && !proposes,
-         kind.num_rows > kind.num_seqs * (1 + context_.config.draft_room())});
+         kind.num_rows > kind.num_seqs * context_.config.step_rows()});
     if (recorded != nullptr && recorded->num_rows == kind.num_rows) return *recorded;
   }
   return {kind.num_rows, kind.num_seqs, kind.proposes, kind.proposes && needs.makes_trees};

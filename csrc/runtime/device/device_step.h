@@ -80,6 +80,7 @@ class DeviceStep final : public StepBackend {
   DeviceProbe probe_;
   DrafterSource host_drafter_;                           // of a drafter that works on the host
   std::array<int, StepInputs::kRing> num_samples_ = {};  // enqueued, by entry of the ring
+  std::optional<ExpertCounts> experts_before_;           // up to the step that was collected last
   int num_kept_steps_ = 0;  // since the drafter has learned from all rows
 };
 

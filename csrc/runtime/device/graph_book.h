@@ -16,7 +16,7 @@ struct StepShape {
   bool has_trees = false;
   bool is_general = true;      // false: no sequence is longer than short_kv_len()
   bool keeps_rows = false;     // for the drafter, which else learns from them
-  bool has_long_spans = true;  // false: none has more rows than a known token and its drafts
+  bool has_long_spans = true;  // false: none has more rows than RunnerConfig::step_rows()
   auto operator<=>(const StepShape&) const = default;
 };
 

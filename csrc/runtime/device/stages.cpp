@@ -49,7 +49,7 @@ RowBatch DeviceStages::row_batch(const StepShape& shape) const {
           .span_seq = s.span_seq,
           .may_have_trees = shape.has_trees,
           .expected_kv_len = shape.is_general ? 0 : short_kv_len(shape.num_rows, shape.num_spans),
-          .max_span_rows = shape.has_long_spans ? 0 : 1 + context_.config.draft_room()};
+          .max_span_rows = shape.has_long_spans ? 0 : context_.config.step_rows()};
 }
 
 void DeviceStages::enqueue(const StepShape& shape, int num_samples) {
@@ -328,7 +328,9 @@ void DeviceStages::commit(const StepShape& shape) {
                                   .out_logprobs = arrays_.outcome.logprobs,
                                   .out_ranks = arrays_.outcome.ranks,
                                   .exchange = exchange,
-                                  .out_counts = arrays_.outcome.exchange},
+                                  .out_counts = arrays_.outcome.exchange,
+                                  .experts = context_.target.expert_counts(),
+                                  .out_experts = arrays_.outcome.experts},
                                  exec_.stream),
                 "commit_rows");
 }

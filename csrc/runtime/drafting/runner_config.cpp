@@ -43,7 +43,7 @@ ForwardLimits RunnerConfig::limits() const {
           .max_logits_rows = max_num_logits_rows,
           // The target's context plus the rows that a step may lay beyond it.
           .max_tokens = max_model_len + num_step_lookahead(),
-          .max_step_rows = 1 + draft_room()};
+          .max_step_rows = step_rows()};
 }
 
 int RunnerConfig::num_step_lookahead() const {

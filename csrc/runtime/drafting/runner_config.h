@@ -57,10 +57,9 @@ struct RunnerConfig {
 
   void validate() const;
   /// Rows after the known tokens that a sequence's step may have.
-  int draft_room() const {
-    const int most = std::max(max_draft_tokens, max_copied_drafts);
-    return most > 0 ? most : max_grammar_drafts;
-  }
+  int draft_room() const { return step_rows() > 1 ? step_rows() - 1 : max_grammar_drafts; }
+  /// Rows of a decoding sequence's step, but where a grammar alone drafts.
+  int step_rows() const { return 1 + std::max(max_draft_tokens, max_copied_drafts); }
   /// Drafts one after another: fewer than max_draft_tokens for trees.
   int num_depths() const { return draft_depth > 0 ? draft_depth : max_draft_tokens; }
   /// Steps under way at a time: with one step launched ahead, two.

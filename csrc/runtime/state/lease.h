@@ -11,6 +11,7 @@
 #include "core/row_layout.h"
 #include "grammar/grammar_work.h"
 #include "kernels/common/exec.h"
+#include "kernels/common/expert_counts.h"
 
 namespace openspec {
 
@@ -39,10 +40,11 @@ constexpr int32_t made_up_token(int number, int vocab_size) {
   return static_cast<int32_t>(int64_t{number} * 7919 % vocab_size);
 }
 
-/// What a step of one kind took.
+/// What a step of one kind took, and to how many experts of a layer its rows went.
 struct TimedStep {
   StepKind kind;
   double seconds = 0.0;
+  double num_experts = 0.0;
 };
 
 /// Log-probabilities of one token: entry 0 is the token itself, then the best in falling order.
@@ -138,6 +140,7 @@ struct StepLease {
   int num_rows = 0;            // laid out, at most
   double seconds = 0.0;        // that the device worked on it
   double draft_seconds = 0.0;  // of these, for proposing; the host's own step
+  ExpertCounts experts;        // that it went to
   // Of each rank on a device of its own.
   std::vector<ExchangeCounts> exchange;
   Clock::time_point launched_at;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 namespace openspec {
 
@@ -23,6 +24,20 @@ int num_sampled(const StepLease& lease) {
 }
 
 }  // namespace
+
+std::optional<ExpertSharing> DraftPlanner::sharing_of(const TargetSpec& target) {
+  for (const LayerSpec& layer : target.layers) {
+    const auto* experts = std::get_if<ExpertsSpec>(&layer.mlp);
+    if (experts != nullptr) return ExpertSharing(experts->num_experts, experts->top_k);
+  }
+  return std::nullopt;
+}
+
+StepPrices DraftPlanner::prices(const StepTable& table, int num_seqs) const {
+  if (!sharing_ || seconds_per_expert_ == 0.0) return table.of(num_seqs);
+  return {table.of(num_seqs), table.of(num_seqs, &StepTable::Point::num_experts),
+          seconds_per_expert_, num_seqs, *sharing_};
+}
 
 int DraftPlanner::expected_depths() const {
   // The best drafts of a tree that may be as deep as it has drafts stand about two to a level.
@@ -69,7 +84,7 @@ DraftOffer DraftPlanner::expected_copy(const StepLease& lease, size_t request,
 double DraftPlanner::row_price(const StepLease& lease) const {
   const int num_seqs = static_cast<int>(lease.requests.size());
   if (!is_adaptive()) return 0.0;
-  const StepTimes times = plain_times_.of(num_seqs);
+  const StepPrices times = prices(plain_times_, num_seqs);
   const int num_rows = num_known_rows(lease), num_more = num_seqs * config_.draft_room();
   const double row_seconds =
       (times.seconds(num_rows + num_more) - times.seconds(num_rows)) / std::max(1, num_more);
@@ -109,12 +124,12 @@ RowBudget DraftPlanner::plan(StepLease& lease, std::span<const DraftOffer> offer
   proposes = proposes && !proposing_times_.empty();
   const int num_seqs = static_cast<int>(lease.requests.size());
   const int num_rows = num_known_rows(lease), num_samples = num_sampled(lease);
-  const StepTimes plain = plain_times_.of(num_seqs);
+  const StepPrices plain = prices(plain_times_, num_seqs);
   // A prompt takes its time whatever is drafted beside it. Were that part of the rate, drafts would
   // seem to pay that take more time than the same tokens do in the steps after it.
   const double prompt_seconds = plain.seconds(num_rows) - plain.seconds(num_samples);
   RowBudget budget = spend_row_budget(offers, num_rows, num_samples, config_.max_num_batched_tokens,
-                                      proposes ? proposing_times_.of(num_seqs) : plain,
+                                      proposes ? prices(proposing_times_, num_seqs) : plain,
                                       host_seconds - prompt_seconds, yield_);
   lease.plan = {proposes, budget.num_drafts, budget.tokens, budget.seconds};
   return budget;
@@ -175,6 +190,13 @@ void DraftPlanner::observe_time(const StepLease& lease, double seconds) {
   if (++num_same_ < kFirstLearned) return;
   yield_.observe(num_sampled(lease), lease.plan.num_drafts, lease.plan.tokens, lease.plan.seconds,
                  num_tokens, seconds);
+}
+
+void DraftPlanner::observe_experts(const StepLease& lease) {
+  if (!sharing_ || lease.experts.num_layers == 0 || has_prompt(lease)) return;
+  const auto num_seqs = std::ranges::count_if(
+      lease.results, [](const SpanResult& result) { return result.num_computed > 0; });
+  sharing_->observe(static_cast<int>(num_seqs), lease.num_rows, lease.experts.experts_per_layer());
 }
 
 }  // namespace openspec

@@ -21,11 +21,13 @@ class DraftPlanner {
       : config_(config),
         table_(table),
         needs_(needs),
+        sharing_(sharing_of(config.target)),
         yield_(common, needs.is_costly ? StepYield::Tokens::kByDrafts : StepYield::Tokens::kAlike) {
   }
 
   /// Of steps without and with a costly drafter at work.
   void set_step_times(StepTable plain, StepTable proposing) {
+    seconds_per_expert_ = plain.seconds_per_expert();
     plain_times_ = std::move(plain);
     proposing_times_ = std::move(proposing);
   }
@@ -58,8 +60,14 @@ class DraftPlanner {
   /// What came of a step that was planned here: `seconds` until it was collected, since the step
   /// before it was.
   void observe_time(const StepLease& lease, double seconds);
+  /// What rows of a collected step have in common, if it was one of decoding alone.
+  void observe_experts(const StepLease& lease);
+  /// Null: the target has no experts.
+  const ExpertSharing* expert_sharing() const { return sharing_ ? &*sharing_ : nullptr; }
 
  private:
+  static std::optional<ExpertSharing> sharing_of(const TargetSpec& target);
+  StepPrices prices(const StepTable& table, int num_seqs) const;
   DraftOffer expected_copy(const StepLease& lease, size_t request, bool may_be_absent) const;
   /// Levels that the row budget takes a tree of all drafts to have; see DraftOffer.
   int expected_depths() const;
@@ -71,6 +79,8 @@ class DraftPlanner {
   const SequenceTable& table_;
   const DrafterNeeds& needs_;
   StepTable plain_times_, proposing_times_;
+  double seconds_per_expert_ = 0.0;
+  std::optional<ExpertSharing> sharing_;
   StepYield yield_;
   DraftGates gates_;
   // Steps of the kind of the last one, in a row; from which on they count.

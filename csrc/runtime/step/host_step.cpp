@@ -162,6 +162,7 @@ RowBatch HostStep::row_batch(const RowLayout& layout) const {
 
 void HostStep::score(StepLease& lease) {
   context_.enter("score");
+  const ExpertCounts before = expert_counts();
   context_.target.forward(exec_, row_batch(lease.layout),
                           {.page_table = context_.table.page_table(),
                            .kv = context_.kv_layers,
@@ -172,6 +173,7 @@ void HostStep::score(StepLease& lease) {
                                       .folded_write = folded_write_.data()}},
                           capture_layers_, teacher_.features());
   num_captured_rows_ = lease.layout.num_rows();
+  lease.experts = expert_counts() - before;
 }
 
 void HostStep::choose(StepLease& lease) {

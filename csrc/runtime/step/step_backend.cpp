@@ -4,6 +4,8 @@
 
 #include "kernels/drafts/kept_rows.h"
 #include "kernels/ops.h"
+#include "model/targets/target.h"
+#include "model/weights/buffer.h"
 
 namespace openspec {
 
@@ -36,6 +38,11 @@ void StepBackend::note_failures(StepLease& lease) const {
     lease.failures.resize(lease.requests.size());
     lease.failures[i] = place->failure();
   }
+}
+
+ExpertCounts StepBackend::expert_counts() const {
+  const ExpertCounts* counts = context_.target.expert_counts();
+  return counts == nullptr ? ExpertCounts{} : copy_from(context_.config.device, counts, 1).front();
 }
 
 int StepBackend::most_kept_steps() const {

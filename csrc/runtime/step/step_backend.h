@@ -90,6 +90,8 @@ class StepBackend {
   /// `seconds` have gone by since the one before it was collected.
   virtual double planned_seconds(double seconds) const { return seconds; }
   DraftPlanner& planner() { return planner_; }
+  /// What the target's experts have done so far, once nothing is under way.
+  ExpertCounts expert_counts() const;
 
   /// Layers whose output is kept: the drafter's needs, or a test's.
   virtual void set_capture(std::vector<int> layers) { capture_layers_ = std::move(layers); }

@@ -6,12 +6,14 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from openspec.adapt import compare, train
 from openspec.config import EngineConfig, parse_engine_args
 from openspec.errors import ConfigError, EngineError, RequestError, check_is_built
-from openspec.settings.setting import build, check_ranges, group_of
+from openspec.records.shards import erase
+from openspec.settings.setting import build, check_ranges, group_of, named
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,23 @@ def _score(config: EngineConfig, own: compare.ScoreConfig) -> str:
     return "\n".join(compare.compare_heads(config, own))
 
 
+@dataclass(frozen=True)
+class EraseConfig:
+    """Which records go."""
+
+    records: str | None = named(None, "DIR")
+    """Folder that a server kept texts in, with --capture-dir."""
+
+
+def _erase(config: EngineConfig, own: EraseConfig) -> str:
+    if own.records is None:
+        raise ConfigError("--records is needed")
+    return f"{own.records}: {erase(Path(own.records))} files removed"
+
+
 COMMANDS = {
     "train": Command(str(train.__doc__), train.TrainConfig, _train),
+    "erase": Command("Removes what a server kept in a folder.", EraseConfig, _erase),
     "score": Command(str(compare.__doc__), compare.ScoreConfig, _score),
 }
 

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from openspec.adapt.heads.parts import Lesson, TargetEnds, TrainableHead, mixed_precision
+from openspec.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -87,12 +88,23 @@ class Trainer:
         self.seed = seed
 
     def resume(self) -> None:
-        """Goes on where the last checkpoint was written; from the beginning if there is none."""
+        """Goes on where the last checkpoint was written; from the beginning if there is none.
+
+        Raises:
+            ConfigError: the checkpoint is another head's.
+        """
         if not (self.folder / STATE).is_file():
             return
         read = json.loads((self.folder / PROGRESS).read_text("utf-8"))
         with safe_open(self.folder / STATE, framework="torch", device=str(self.device)) as file:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        wanted = {f"head.{name}": one.shape for name, one in self.head.named_parameters()}
+        found = {name: one.shape for name, one in state.items() if name.startswith("head.")}
+        if wanted != found:
+            raise ConfigError(
+                f"--resume: the head in {self.folder} has other sizes; give the settings that it "
+                "was begun with"
+            )
         with torch.no_grad():
             for name, parameter in self.head.named_parameters():
                 parameter.copy_(state[f"head.{name}"])

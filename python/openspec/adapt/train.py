@@ -55,6 +55,7 @@ from openspec.checkpoint.weights import SINGLE_FILE
 from openspec.config import EngineConfig
 from openspec.errors import ConfigError
 from openspec.llm import LLM
+from openspec.records.shards import read_records, target_identity
 from openspec.settings.setting import named, number
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,8 @@ class TrainConfig:
     base: str | None = named(None, "FILE")
     """Prompts unlike those, a fourth of what is learned, so that a head that was trained already
     forgets nothing."""
+    records: str | None = named(None, "DIR")
+    """Texts that a server kept with --capture-dir, instead of prompts and new answers."""
     held_out: str | None = named(None, "FILE")
     """Prompts to measure with, instead of those."""
     out: str | None = named(None, "DIR")
@@ -133,16 +136,23 @@ class Training:
         self.kind = kind_named(own.head or config.method)
         if self.kind.method != config.method:
             raise ConfigError(f"--head {own.head}: that is for --method {self.kind.method}")
-        if own.prompts is None or own.out is None:
-            raise ConfigError(f"--{'prompts' if own.prompts is None else 'out'} is needed")
+        if own.out is None:
+            raise ConfigError("--out is needed")
+        if (own.prompts is None) == (own.records is None):
+            raise ConfigError("--prompts is needed, or --records, and not both")
+        if own.records is not None and (own.held_out is not None or own.base is not None):
+            raise ConfigError("--records: --held-out and --base are for prompts; drop them")
         target = ModelConfig.from_folder(self.config.model_path)
         check_target(self.config, target)
         self.start = read_start(self.config, target)
         self.out = Path(own.out)
         self.folder = self.out / TRAINING
-        if self.folder.exists() and not own.resume:
+        if (self.folder / TEXTS).exists() and not own.resume:
             raise ConfigError(f"{self.out} holds a training; go on with --resume, or name another")
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {own.out}: {error.strerror}; name another folder") from None
 
     def run(self) -> dict[str, Any]:
         """Trains; returns the report, which then stands in the folder of the training as well."""
@@ -202,6 +212,10 @@ class Training:
         own, path = self.own, self.folder / TEXTS
         if path.is_file():
             return load_texts(path)
+        if own.records is not None:
+            learned, measured = self._recorded(Path(own.records))
+            save_texts(path, learned, measured)
+            return learned, measured
         room = min(own.text_length, llm.engine.info.max_model_len) - own.answer_tokens
         if room < 1:
             raise ConfigError(
@@ -229,6 +243,22 @@ class Training:
         learned = answer_for(llm, asked, seconds, own.answer_tokens, own.training_seed, report)
         save_texts(path, learned, measured)
         return learned, measured
+
+    def _recorded(self, folder: Path) -> tuple[list[Text], list[Text]]:
+        """Texts of a server's records, those of some prompts apart."""
+        most = self.own.text_length
+        kept = [
+            Text(record.tokens[:most], record.prompt)
+            for record in read_records(folder, target_identity(self.config.model_path))
+            if record.prompt + 1 < min(len(record.tokens), most)
+        ]
+        asked, held_out = split([text.tokens[: text.prompt] for text in kept])
+        if not asked:
+            raise ConfigError(f"--records {folder}: has no texts of two prompts; record more")
+        apart = set(map(tuple, held_out))
+        learned = [text for text in kept if tuple(text.tokens[: text.prompt]) not in apart]
+        measured = [text for text in kept if tuple(text.tokens[: text.prompt]) in apart]
+        return learned, measured[:MAX_HELD_OUT]
 
     def _plan(self, llm: LLM, texts: Sequence[Text]) -> HeadPlan:
         own, model, kind = self.own, llm.model_config, self.kind

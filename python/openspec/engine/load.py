@@ -220,11 +220,22 @@ def _step_times(
     """What steps take: measured, unless an engine like this one has measured it."""
     if known is None:
         return [
-            StepTime(num_seqs=num_seqs, num_rows=rows, proposes=proposes, milliseconds=1000 * s)
-            for num_seqs, rows, proposes, s in runner.measure_step_times(budget_s)
+            StepTime(
+                num_seqs=num_seqs,
+                num_rows=rows,
+                proposes=proposes,
+                milliseconds=1000 * seconds,
+                num_experts=num_experts,
+            )
+            for num_seqs, rows, proposes, seconds, num_experts in runner.measure_step_times(
+                budget_s
+            )
         ]
     runner.set_step_times(
-        [(one.num_seqs, one.num_rows, one.proposes, one.milliseconds / 1000) for one in known]
+        [
+            (one.num_seqs, one.num_rows, one.proposes, one.milliseconds / 1000, one.num_experts)
+            for one in known
+        ]
     )
     return known
 

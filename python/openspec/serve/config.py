@@ -84,6 +84,17 @@ class ServeConfig:
     """How often within 10 minutes an engine that died or hung is started again; when it ends once
     more and no other engine is left, the server ends with status 1. 0: never, and the server stays
     without one."""
+    capture_dir: str | None = named(None, "DIR")
+    """Folder in which prompts and answers are kept as token ids, for a draft head to learn from
+    (python -m openspec.adapt train --records DIR). Token ids are text for whoever has the
+    tokenizer. Requests with "store": false or X-OpenSpec-Capture: 0 are not kept. Default: nothing
+    is."""
+    capture_share: float = number(1.0, 0.0, 1.0)
+    """Share of the requests that is kept."""
+    capture_max_bytes: int = number(256 * 1024 * 1024, 1024 * 1024, 1 << 40, is_bytes=True)
+    """Most bytes of capture_dir, four for each token; the oldest go first."""
+    capture_ttl_s: float = number(7 * 86400.0, 1.0, 1e9)
+    """Seconds that they are kept at most."""
     grammar_timeout_s: float = number(10.0, 0.1, 600)
     """Seconds of processor time that compiling the grammar of one request may take: of a schema, a
     pattern, tools."""

@@ -69,7 +69,7 @@ SPELLINGS = (
         ("enable_expert_parallel",),
         bool,
         neutral=(False,),
-        otherwise="mixtures of experts are not supported; drop it",
+        otherwise="all experts of a mixture lie on one device; drop it, --replicas N adds engines",
     ),
     Spelling(
         ("data_parallel_size", "dp", "dp_size"),

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <vector>
 
 #include "cuda/linear_fp8_testing.h"
@@ -54,6 +55,7 @@ class Experts {
     const auto pairs = static_cast<size_t>(num_rows * layer.top_k);
     const DeviceBuffer rows(x), spans(span);
     const DeviceBuffer expert(pairs * 4), weight(pairs * 4), out(x.size() * 2);
+    const DeviceBuffer counts(std::vector<uint64_t>{5, 7, 11});  // of what was before
     const DeviceBuffer route_space(route_experts_workspace_bytes_cuda(num_rows, layer.num_experts));
     const DeviceBuffer space(experts_workspace_bytes_cuda(num_rows, layer.hidden, layer.inner,
                                                           layer.num_experts, layer.top_k));
@@ -78,9 +80,16 @@ class Experts {
                              .num_rows = num_rows,
                              .top_k = layer.top_k,
                              .dtype = DType::kBF16,
+                             .counts = counts.as<ExpertCounts>(),
                              .workspace = space.data()},
                             nullptr));
     Rows found{expert.download<int32_t>(), weight.download<float>(), out.download<uint16_t>()};
+    std::set<int32_t> distinct(found.expert.begin(), found.expert.end());
+    distinct.erase(-1);
+    const auto num_pairs = std::ranges::count_if(found.expert, [](int32_t e) { return e >= 0; });
+    CHECK_EQ(
+        counts.download<uint64_t>(),
+        (std::vector<uint64_t>{6, 7 + distinct.size(), 11 + static_cast<uint64_t>(num_pairs)}));
     for (const DeviceBuffer* buffer : {&expert, &weight, &out, &route_space, &space}) {
       CHECK(buffer->guard_is_whole());
     }

@@ -16,9 +16,9 @@ NeedsDevice needs_device;
 constexpr int kSmall = 64, kLarge = 256;
 
 // Whatever chunk a row comes in, whatever else is in the step: one row, few, a prompt.
-void check_chunks(Rng& rng, int head_dim, int num_kv_heads) {
+void check_chunks(Rng& rng, int head_dim, int num_kv_heads, const std::vector<int>& groups) {
   constexpr int kTokens = 1100;
-  for (const int group : {1, 4, 7}) {
+  for (const int group : groups) {
     const Shape shape = {num_kv_heads * group, num_kv_heads, head_dim};
     const Sequence whole = random_sequence(rng, shape, 0, kTokens);
     const Bits expected = run(rng, shape, {whole});
@@ -47,8 +47,8 @@ void check_chunks(Rng& rng, int head_dim, int num_kv_heads) {
   }
 }
 
-void check_large_batches(Rng& rng, const Shape& shape) {
-  for (const int num_sequences : {40, 160}) {
+void check_large_batches(Rng& rng, const Shape& shape, const std::vector<int>& sizes) {
+  for (const int num_sequences : sizes) {
     std::vector<Sequence> sequences;
     for (int i = 0; i < num_sequences; ++i) {
       sequences.push_back(random_sequence(rng, shape, rng.integer(0, i % 11 == 3 ? 3000 : 700),
@@ -88,7 +88,7 @@ void check_windows(Rng& rng, const Shape& shape) {
 TEST(every_ratio_matches_the_reference) {
   Rng rng(1);
   for (const int head_dim : {kSmall, 128, kLarge}) {
-    for (int group = 1; group <= 8; ++group) {
+    for (int group = 1; group <= 8; group += head_dim == kLarge ? 3 : 1) {
       const Shape shape = {2 * group, 2, head_dim};
       std::vector<Sequence> sequences;
       for (const int kv_len : {0, 1, 63, 64, 130, 511, 700}) {
@@ -104,22 +104,22 @@ TEST(every_ratio_matches_the_reference) {
 
 TEST(small_heads_are_invariant_bit_for_bit) {
   Rng rng(2);
-  check_chunks(rng, kSmall, 8);
+  check_chunks(rng, kSmall, 8, {1, 4, 7});
 }
 
 TEST(large_heads_are_invariant_bit_for_bit) {
   Rng rng(7);
-  check_chunks(rng, kLarge, 2);
+  check_chunks(rng, kLarge, 2, {1, 6});
 }
 
 TEST(large_batches_of_small_heads_are_invariant_bit_for_bit) {
   Rng rng(3);
-  check_large_batches(rng, {14, 2, kSmall});
+  check_large_batches(rng, {14, 2, kSmall}, {40, 160});
 }
 
 TEST(large_batches_of_large_heads_are_invariant_bit_for_bit) {
   Rng rng(8);
-  check_large_batches(rng, {12, 2, kLarge});
+  check_large_batches(rng, {12, 2, kLarge}, {160});
 }
 
 TEST(trees_of_small_heads_equal_chains_bit_for_bit) {

@@ -23,7 +23,8 @@ class LanguageModelDrafter : public HeadDrafter<LanguageModel> {
   void extend(const ExecContext& exec, const TableView& table, const CommittedStep& step,
               const DraftRows& rows, const void* states = nullptr) {
     RowBatch batch = rows.batch();
-    batch.max_span_rows = step.rows.max_span_rows;
+    // A first token's row may come before a span's.
+    if (step.rows.max_span_rows > 0) batch.max_span_rows = step.rows.max_span_rows + 1;
     batch.expected_kv_len = step.rows.expected_kv_len;
     model_->forward(exec, {.rows = batch, .pages = table.pages}, kv_, states);
   }

@@ -125,6 +125,9 @@ class EngineCore:
         stats.verify_seconds = runner.stats.verify_seconds
         stats.unsplit_seconds = runner.stats.unsplit_seconds
         stats.rest_seconds = runner.stats.rest_seconds
+        stats.num_expert_layers, stats.num_distinct_experts, stats.num_expert_rows = (
+            runner.stats.experts
+        )
         of_gpus = runner.stats.exchange
         stats.exchange_rounds = [num_rounds for num_rounds, _ in of_gpus]
         stats.exchange_wait_seconds = [seconds for _, seconds in of_gpus]
@@ -304,5 +307,18 @@ class StatsLog:
             f"KV pages {100 * num_used / max(stats.num_pages, 1):.1f}%, "
             f"prefix hits {100 * num_hits / max(num_queries, 1):.1f}%, "
             f"acceptance length {mean_acceptance_length(drafting):.2f}, "
-            f"acceptance rate {100 * acceptance_rate(drafting):.1f}%"
+            f"acceptance rate {100 * acceptance_rate(drafting):.1f}%" + _experts(last, stats)
         )
+
+
+def _experts(before: EngineStats, after: EngineStats) -> str:
+    """What a mixture's steps went to in between, at the end of a line."""
+    num_experts = after.num_distinct_experts - before.num_distinct_experts
+    num_layers = after.num_expert_layers - before.num_expert_layers
+    num_rows = after.num_expert_rows - before.num_expert_rows
+    if num_experts == 0:
+        return ""
+    return (
+        f", {num_experts / num_layers:.1f} experts of a layer in a step, "
+        f"{num_rows / num_experts:.1f} rows each"
+    )

@@ -336,6 +336,7 @@ def _check_admin(context: ServerContext, request: Request) -> None:
 _SHOWN_STATS = (
     *("num_running", "num_waiting", "num_pages", "num_free_pages", "num_prompt_tokens"),
     *("num_generation_tokens", "prefix_cache_queries", "prefix_cache_hits"),
+    *("num_expert_layers", "num_distinct_experts", "num_expert_rows"),
     *("exchange_rounds", "exchange_wait_seconds"),
 )
 

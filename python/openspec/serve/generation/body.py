@@ -58,6 +58,8 @@ class Arrival:
     """The API key that it came with; None where the server has none."""
     num_bytes: int
     """Of its body: how much work it is, whatever field it is in (see `TextPool.run`)."""
+    is_recorded: bool
+    """Whether its texts may be kept, where the server keeps any."""
     engine: int | None
     """Which engine it must go to, by X-Data-Parallel-Rank; None: whichever suits."""
     held: contextlib.ExitStack
@@ -86,7 +88,14 @@ async def received_request(
         state = request.scope["state"]
         external_id = body.request_id or str(state["request_id"])
         owner: bytes | None = state["key"]
-        yield Arrival(now, uuid.uuid4().hex, external_id, owner, num_bytes, engine, held), body
+        may_keep = request.headers.get("x-openspec-capture") != "0"
+        is_recorded = may_keep and getattr(body, "store", None) is not False
+        yield (
+            Arrival(
+                now, uuid.uuid4().hex, external_id, owner, num_bytes, is_recorded, engine, held
+            ),
+            body,
+        )
 
 
 def forget(body: BaseModel) -> None:

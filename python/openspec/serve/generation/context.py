@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from openspec.checkpoint.targets.config import ModelConfig
@@ -21,6 +22,8 @@ from openspec.engine.processes.replicas import Replicas
 from openspec.errors import RequestError
 from openspec.grammar.compiler import GrammarLimits
 from openspec.messages import MAX_ALLOWED_IDS_OF_ALL, EngineStats
+from openspec.records.recorder import Recorder
+from openspec.records.shards import target_identity
 from openspec.serve.config import ServeConfig
 from openspec.serve.generation.grammars import GrammarStore
 from openspec.serve.generation.kept_responses import KeptResponses
@@ -211,6 +214,8 @@ class ServerContext:
     allowed_ids: Budget = field(init=False)
     grammars: GrammarStore = field(init=False)
     responses: KeptResponses = field(default_factory=KeptResponses)
+    recorder: Recorder | None = field(init=False, default=None)
+    """Keeps texts for draft heads to learn from; None: nothing is kept."""
     created: int = field(default_factory=lambda: int(time.time()))
     _notes: set[str] = field(default_factory=set)
     num_sequences: int = 0
@@ -241,6 +246,16 @@ class ServerContext:
                 self.config.grammar_timeout_s,
             ),
         )
+        config = self.config
+        if config.capture_dir is not None:
+            self.recorder = Recorder(
+                Path(config.capture_dir),
+                target_identity(self.model.folder),
+                share=config.capture_share,
+                max_bytes=config.capture_max_bytes,
+                ttl_s=config.capture_ttl_s,
+            )
+            logger.info("texts are kept as token ids in %s", config.capture_dir)
         refused = self.metrics.rejections.labels("over_budget").inc
         most = max(available // BODIES_SHARE, self.config.max_body_bytes)
         self.body_bytes = Budget("bytes of bodies", most, refused, _Trimming())
@@ -254,6 +269,8 @@ class ServerContext:
         """Ends the threads and processes that prepare requests."""
         self.text_pool.close()
         self.grammars.close()
+        if self.recorder is not None:
+            self.recorder.close()
 
     @property
     def model_name(self) -> str:

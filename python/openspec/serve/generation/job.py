@@ -117,6 +117,10 @@ class Job:
             )
         self._by_id = {processor.request.request_id: processor for processor in self.processors}
         self._last_times = [arrival.time] * len(self.processors)
+        recorder = context.recorder if arrival.is_recorded else None
+        self._recorder = recorder if recorder and recorder.takes(self.request_id) else None
+        self._written: list[list[int]] = [[] for _ in self.processors]
+        """Token ids that came so far, where they are recorded."""
 
     async def __aenter__(self) -> Job:
         context, num_sequences, num_prompt_tokens = self._context, *self._size()
@@ -247,6 +251,7 @@ class Job:
         metrics, now, last = self._context.metrics, time.monotonic(), self._last_times[index]
         engine = self._engine_of(processor)
         num_new, num_out = len(delta.token_ids), processor.num_output_tokens
+        self._record(processor, delta)
         if num_new:
             self._last_times[index] = now
             metrics.received_tokens[engine].inc(num_new)
@@ -262,6 +267,21 @@ class Job:
             first = processor.metrics().first_token_time
             if first is not None and num_out > 1:
                 metrics.time_per_output_token.observe((now - first) / (num_out - 1), 1, engine)
+
+    def _record(self, processor: RequestOutputProcessor, delta: OutputDelta) -> None:
+        """Keeps a text that has come to its end, where texts are kept."""
+        if self._recorder is None:
+            return
+        written = self._written[processor.index]
+        written += delta.token_ids
+        if delta.finish_reason not in ("stop", "length"):
+            return
+        prompt = processor.request.prompt_token_ids
+        metrics = self._context.metrics
+        if self._recorder.offer([*prompt, *written], len(prompt)):
+            metrics.captured_tokens.inc(len(prompt) + len(written))
+        else:
+            metrics.capture_dropped.inc()
 
 
 def job_size(prompts: Sequence[Prompt], sampling: SamplingParams) -> int:

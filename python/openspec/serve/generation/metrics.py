@@ -116,6 +116,8 @@ class ServerMetrics:
         self.http = own(
             Counter, "http_requests", "Requests by endpoint and status.", "path", "status"
         )
+        self.captured_tokens = own(Counter, "capture_tokens", "Tokens kept for draft heads.")
+        self.capture_dropped = own(Counter, "capture_dropped", "Texts for which there was no room.")
         self.load = own(Gauge, "server_load", "Generation requests in flight.")
         self.ready = own(Gauge, "ready", "1 if new requests are welcome.")
         self._alive = own(Gauge, "engine_alive", "1 if the engine runs.", "engine")
@@ -352,6 +354,9 @@ ENGINE_METRICS = (
         VLLM,
     ),
     _counter("engine_steps", "Engine steps.", "num_steps", OWN),
+    _counter("engine_expert_layers", "Layers of experts that ran.", "num_expert_layers", OWN),
+    _counter("engine_distinct_experts", "Experts with rows there.", "num_distinct_experts", OWN),
+    _counter("engine_expert_rows", "Rows of all these experts.", "num_expert_rows", OWN),
     _counter("engine_step_failures", "Steps that ended in an exception.", "num_step_failures", OWN),
     _counter(
         "engine_admission_failures",

@@ -1,0 +1,1 @@
+"""Texts that a server wrote, as token ids."""

@@ -1,0 +1,96 @@
+"""--capture-dir: what of requests and answers is kept, and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from openspec.records.shards import read_records, target_identity
+from tests.serve.conftest import MODEL_NAME, RunningServer
+
+TURN = [{"role": "user", "content": "one"}]
+FORMS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": "one two"}),
+    ("/v1/chat/completions", {"messages": TURN}),
+    ("/v1/messages", {"messages": TURN}),
+    ("/v1/responses", {"input": "one"}),
+]
+
+
+def post(
+    server: RunningServer, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+) -> httpx.Response:
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    whole = {"model": MODEL_NAME, limit: 6, **body}
+    answer = server.client.post(path, json=whole, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def kept(server: RunningServer, folder: Path) -> list[tuple[list[int], int]]:
+    """What stands on disk once all of it does."""
+    recorder = server.context.recorder
+    assert recorder is not None
+    recorder.close()
+    found = read_records(folder, target_identity(server.context.model.folder))
+    return [(record.tokens, record.prompt) for record in found]
+
+
+def metric(server: RunningServer, name: str) -> float:
+    lines = server.client.get("/metrics").text.splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"openspec:{name}"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_form_is_kept(
+    start_server: Callable[..., RunningServer], tmp_path: Path, stream: bool
+) -> None:
+    folder = tmp_path / "records"
+    server = start_server(capture_dir=str(folder))
+    for path, body in FORMS:
+        post(server, path, {**body, "stream": stream})
+    requests = [list(request.prompt_token_ids) for request in server.engine.requests]
+    num_tokens = metric(server, "capture_tokens_total")
+    found = kept(server, folder)
+    assert [tokens[:prompt] for tokens, prompt in found] == requests and len(requests) == 4
+    assert [len(tokens) - prompt for tokens, prompt in found] == [6] * 4
+    assert num_tokens == sum(len(tokens) for tokens, _ in found)
+    assert metric(server, "capture_dropped_total") == 0
+
+
+def test_each_sequence_is_a_text(
+    start_server: Callable[..., RunningServer], tmp_path: Path
+) -> None:
+    folder = tmp_path / "records"
+    server = start_server(capture_dir=str(folder))
+    body = {"prompt": ["one", "two three"], "n": 2, "return_token_ids": True}
+    choices = post(server, "/v1/completions", body).json()["choices"]
+    expected = [
+        ([*choice["prompt_token_ids"], *choice["token_ids"]], len(choice["prompt_token_ids"]))
+        for choice in choices
+    ]
+    assert sorted(kept(server, folder)) == sorted(expected) and len(expected) == 4
+
+
+@pytest.mark.parametrize(("path", "body"), FORMS)
+def test_who_says_no_is_not_kept(
+    start_server: Callable[..., RunningServer], tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    folder = tmp_path / "records"
+    server = start_server(capture_dir=str(folder))
+    post(server, path, {**body, "store": False})
+    post(server, path, body, {"X-OpenSpec-Capture": "0"})
+    assert kept(server, folder) == []
+
+
+def test_nothing_is_kept_unless_asked_for(
+    start_server: Callable[..., RunningServer], tmp_path: Path
+) -> None:
+    assert start_server().context.recorder is None
+    server = start_server(capture_dir=str(tmp_path / "records"), capture_share=0.0)
+    post(server, *FORMS[0])
+    assert kept(server, tmp_path / "records") == []
