@@ -122,6 +122,8 @@ struct Description<HeadSpec> {
       {"has_embedding", read_as<&HeadSpec::has_embedding>},
       {"has_head", read_as<&HeadSpec::has_head>},
       {"has_token_map", read_as<&HeadSpec::has_token_map>},
+      {"kept_tokens", read_as<&HeadSpec::kept_tokens>},
+      {"quantized", read_as<&HeadSpec::quantized>},
       {"mask_token", read_as<&HeadSpec::mask_token>},
       {"model", read_as<&HeadSpec::model>},
       {"unknown_token", read_as<&HeadSpec::unknown_token>},

@@ -39,6 +39,7 @@ namespace openspec::ops {
 OPENSPEC_DEFINE_OP(embedding, EmbeddingParams)
 OPENSPEC_DEFINE_OP(rms_norm, RmsNormParams)
 OPENSPEC_DEFINE_OP(linear, LinearParams)
+OPENSPEC_DEFINE_OP(linear_select, LinearSelectParams)
 OPENSPEC_DEFINE_OP(route_experts, RouteParams)
 OPENSPEC_DEFINE_OP(experts, ExpertsParams)
 OPENSPEC_DEFINE_OP(rope_angles, RopeAnglesParams)

@@ -393,6 +393,7 @@ void Runner::commit(StepLease& lease) {
   OPENSPEC_CHECK(lease.state == StepLease::State::kLaunched, "commit follows launch");
   OPENSPEC_CHECK(lease.results.size() == lease.requests.size(), "commit follows collect");
   enter("commit");
+  bool is_drafter_stale = false;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     if (!sequences_.is_current(lease, i)) continue;
     sequences_.commit(lease, i, num_steps_ahead() > 0, [this] { enter("publish"); });
@@ -405,8 +406,12 @@ void Runner::commit(StepLease& lease) {
     if (lease.requests[i].max_drafts > 0 && !lease.results[i].token_ids.empty()) {
       observe_acceptance(lease.results[i], lease.has_proposed);
     }
+    for (Rank& rank : ranks_) {
+      is_drafter_stale |= rank.drafter && rank.drafter->observe(lease.results[i].token_ids);
+    }
   }
   backend_->teach_drafter(lease);
+  if (is_drafter_stale) backend_->refresh_drafter();
   {
     const std::lock_guard lock(stats_mutex_);
     ++stats_.num_steps;

@@ -132,7 +132,9 @@ class EngineConfig:
         if self.draft_model is not None:
             return Path(self.draft_model)
         beside = self.model_path / self.drafter.name
-        return beside if self.drafter.needs_draft_model and beside.is_dir() else None
+        if self.drafter.needs_draft_model and beside.is_dir():
+            return beside
+        return self.model_path if self.drafter.target_prefix else None
 
     @property
     def options(self) -> dict[str, OptionValue]:

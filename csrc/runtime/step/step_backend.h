@@ -55,6 +55,8 @@ class StepBackend {
   virtual int num_steps_ahead() const = 0;
   /// Called once all weights are there.
   virtual void prepare() {}
+  /// Drafter::refresh, after what was launched before.
+  virtual void refresh_drafter() = 0;
 
   /// The slot's rows and parameters are about to be overwritten: returns once nobody reads them.
   virtual void await_slot(int /*slot*/) {}

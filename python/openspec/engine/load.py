@@ -8,6 +8,7 @@ import time
 
 import msgspec
 
+from openspec import drafters
 from openspec.checkpoint.weights import load_weights
 from openspec.config import EngineConfig
 from openspec.engine.core.engine_core import EngineCore
@@ -93,6 +94,7 @@ def load_engine(
         draft_model=chosen.draft_model,
         weight_format=planned.weight_format,
         load_format=config.load_format,
+        other_parts=drafters.parts_of_targets(),
     )
     phases.end("weights")
     runner.finish_loading()

@@ -31,7 +31,7 @@ from openspec.checkpoint.quantization.weight_format import (
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import DraftModel, target_tensors
 from openspec.config import TENSOR_PARALLEL_SIZES, EngineConfig
-from openspec.drafters import plain_method
+from openspec.drafters import parts_of_targets, plain_method
 from openspec.drafters.spec import (
     DRAFT_WINDOW,
     SUGGESTED_WINDOW,
@@ -127,7 +127,7 @@ def _weight_format(config: EngineConfig, model_config: ModelConfig) -> WeightFor
             f"--load-format dummy: {declared.source} says {declared.dialect}, which needs the "
             "files; take the config.json in bfloat16, with --quantization"
         )
-    return weight_format(target_tensors(config.model_path), declared)
+    return weight_format(target_tensors(config.model_path, parts_of_targets()), declared)
 
 
 def load_kernels_early(config: EngineConfig) -> None:
