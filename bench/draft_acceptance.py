@@ -71,7 +71,8 @@ def answers(
     settings: dict[str, Any], turns: list[Turns], sampling: dict[str, Any]
 ) -> list[RequestOutput]:
     """Of an engine with these settings, thinking off."""
-    with LLM(max_num_seqs=1, adaptive_speculation=False, stats_interval_s=0.0, **settings) as llm:
+    settings = {"adaptive_speculation": False, "copied_drafts": False, **settings}
+    with LLM(max_num_seqs=1, stats_interval_s=0.0, **settings) as llm:
         return llm.chat(
             turns,
             [SamplingParams(seed=seed, **sampling) for seed in range(len(turns))],

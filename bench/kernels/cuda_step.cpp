@@ -4,8 +4,8 @@
 //   bench_cuda_step [--shape NAME] [--json FILE] [--method NAME ...] [--requests N ...]
 //                   [--tensor-parallel-size T] [--tokens N] [--format bf16|channel|block]
 //
-// By default all methods at the shape of Qwen3-4B, none at those of Qwen3.5, at others none and
-// eagle3; 1, 4, 16 and 64 requests; bf16, or FP8 by the form of its scales. The digest of a
+// By default all methods at the shape of Qwen3-4B, none and mtp at those of Qwen3.5, at others none
+// and eagle3; 1, 4, 16 and 64 requests; bf16, or FP8 by the form of its scales. The digest of a
 // method's tokens is that of all methods and numbers of ranks. With `--tokens` there is no more
 // than the digest of so many, of requests of which half sample.
 
@@ -206,6 +206,15 @@ RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ra
     head.capture_layers.assign(shape.capture_layers, shape.capture_layers + 3);
     head.draft_vocab_size = 32000;
     head.has_token_map = true;
+  }
+  if (method == "mtp") {
+    config.max_draft_tokens = 3;
+    HeadSpec& head = config.head.emplace();
+    head.layers = {{attention, shape.head_mlp()}};
+    head.capture_layers = {shape.num_layers - 1};
+    head.captures_normed = true;
+    head.draft_vocab_size = 32768;
+    head.has_head = false;
   }
   if (method == kChain || method == kMasks) {
     config.method = kChain;
@@ -443,7 +452,7 @@ double step_bytes(Runner& runner, double expert_share) {
 }
 
 /// Bytes that drafting reads at least, as bf16: all of a head's matrices in the first of
-/// `num_passes`, all but `fc` in the others, and the LM head, the target's if it has none.
+/// `num_passes`, all but `fc` in the others, and the LM head, rows of the target's if it has none.
 double draft_bytes(Runner& runner, int num_passes) {
   double first = 0, others = 0;
   bool has_head = false;
@@ -455,8 +464,9 @@ double draft_bytes(Runner& runner, int num_passes) {
     first += bytes;
     if (spec.name != "fc.weight") others += bytes;
   }
-  const double head =
-      has_head ? 0.0 : 2.0 * runner.config().target.vocab_size * runner.config().target.hidden_size;
+  const double head = has_head ? 0.0
+                               : 2.0 * runner.config().the_head().draft_vocab_size *
+                                     runner.config().target.hidden_size;
   return first + (num_passes - 1) * others + num_passes * head;
 }
 
@@ -492,7 +502,8 @@ void time_graphs(Runner& runner, const std::string& method, const FloorOf& floor
     }
   }
   json += "}";
-  if (method != "eagle3" && method != "dflash" && method != kChain && method != kMasks) return;
+  const char* drafting[] = {"eagle3", "dflash", "mtp", kChain, kMasks};
+  if (std::find(std::begin(drafting), std::end(drafting), method) == std::end(drafting)) return;
   const std::vector<TimedStep> both =
       runner.time_steps(std::vector<StepKind>{{1, rows_per_seq, false}, {1, rows_per_seq, true}},
                         Work{}.prompt_len, 9, 5.0);
@@ -543,7 +554,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   if (requests.empty()) requests = {1, 4, 16, 64};
-  if (methods.empty() && shape->kind.num_key_heads > 0) methods = {"none"};
+  if (methods.empty() && shape->kind.num_key_heads > 0) methods = {"none", "mtp"};
   if (methods.empty() && shape != &kShapes[0]) methods = {"none", "eagle3"};
   if (methods.empty()) {
     methods = drafter_names();

@@ -90,7 +90,8 @@ def turns(sides: Sequence[Side], args: argparse.Namespace) -> Report:
     with all_started(sides) as servers:
         size = min(server.about.vocab_size for server in servers.values())
         for count in args.concurrency:
-            work = build_workload(args.workload, 2 * count, 0, vocab_size=size, input_len=64)
+            num_prompts = args.num_prompts or 2 * count
+            work = build_workload(args.workload, num_prompts, 0, vocab_size=size, input_len=64)
             rates: dict[str, list[float]] = {name: [] for name in servers}
             used: dict[str, list[float]] = {name: [] for name in servers}
             said: dict[str, list[list[int]]] = {}

@@ -236,7 +236,7 @@ void bind_values(py::module_& m) {
       .def(py::init(&make_sequence_params), py::arg("sampling"), py::kw_only(),
            py::arg("max_tokens"), py::arg("num_prompt_logprobs") = -1,
            py::arg("reports_steps") = false, py::arg("grammar") = py::none(),
-           py::arg("grammar_tally") = py::none());
+           py::arg("grammar_tally") = py::none(), py::arg("owner") = py::bytes());
   py::class_<SpanResult>(m, "SpanResult")
       .def_readonly("slot", &SpanResult::slot)
       .def_readonly("token_ids", &SpanResult::token_ids)
@@ -420,6 +420,7 @@ void bind_runner(py::module_& m) {
       .def_property_readonly("num_base_pages", &Runner::num_base_pages)
       .def("num_pages_needed", &Runner::num_pages_needed, py::arg("slot"), py::arg("num_rows"))
       .def("reset_prefix_cache", of_prefixes<&PrefixCache::reset>)
+      .def("forget_answers", &Runner::forget_answers)
       .def("record_page_events", of_prefixes<&PrefixCache::record_events>)
       .def("take_page_events", of_prefixes<&PrefixCache::take_events>)
       .def("published_hashes",

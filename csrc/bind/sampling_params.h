@@ -79,8 +79,9 @@ struct PythonGrammar {
 inline SequenceParams make_sequence_params(
     const pybind11::object& sampling, int max_tokens, int num_prompt_logprobs, bool reports_steps,
     const std::optional<PythonGrammar>& grammar,
-    const std::optional<std::shared_ptr<GrammarTally>>& tally) {
+    const std::optional<std::shared_ptr<GrammarTally>>& tally, const std::string& owner) {
   SequenceParams params;
+  params.owner = owner;
   if (tally) params.grammar_tally = *tally;
   if (grammar) params.grammar = grammar->grammar;
   read_fields(params, sampling, kSamplingFields);

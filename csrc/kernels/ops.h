@@ -7,11 +7,12 @@
 #include "kernels/common/device.h"
 #include "kernels/delta_net/delta_net.h"
 #include "kernels/drafts/block_conv.h"
+#include "kernels/drafts/copy_lookup.h"
 #include "kernels/drafts/draft_block.h"
+#include "kernels/drafts/draft_memory.h"
 #include "kernels/drafts/draft_rows.h"
 #include "kernels/drafts/draft_tree.h"
 #include "kernels/drafts/kept_rows.h"
-#include "kernels/drafts/copy_lookup.h"
 #include "kernels/drafts/token_pairs.h"
 #include "kernels/experts/experts.h"
 #include "kernels/linear/linear.h"
@@ -38,6 +39,7 @@ namespace openspec::ops {
 OPENSPEC_DEFINE_OP(embedding, EmbeddingParams)
 OPENSPEC_DEFINE_OP(rms_norm, RmsNormParams)
 OPENSPEC_DEFINE_OP(linear, LinearParams)
+OPENSPEC_DEFINE_OP(linear_select, LinearSelectParams)
 OPENSPEC_DEFINE_OP(route_experts, RouteParams)
 OPENSPEC_DEFINE_OP(experts, ExpertsParams)
 OPENSPEC_DEFINE_OP(rope_angles, RopeAnglesParams)
@@ -49,6 +51,8 @@ OPENSPEC_DEFINE_OP(delta_net, DeltaNetParams)
 OPENSPEC_DEFINE_OP(gather_rows, GatherRowsParams)
 OPENSPEC_DEFINE_OP(choose, ChooseParams)
 OPENSPEC_DEFINE_OP(copy_lookup, CopyLookupParams)
+OPENSPEC_DEFINE_OP(remember, RememberParams)
+OPENSPEC_DEFINE_OP(recall, RecallParams)
 OPENSPEC_DEFINE_OP(extend_rows, ExtendRowsParams)
 OPENSPEC_DEFINE_OP(chain_rows, ChainRowsParams)
 OPENSPEC_DEFINE_OP(keep_rows, KeepRowsParams)

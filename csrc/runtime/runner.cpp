@@ -101,7 +101,7 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
                            dtype_bytes(config.dtype);
   const int num_kept = needs.is_costly ? config.max_num_seqs * kMaxKeptRows : 0;
   plan.draft_fixed_bytes =
-      needs.fixed_bytes + copy_lookup_of(config).bytes() +
+      config.draft_memory_bytes + needs.fixed_bytes + copy_lookup_of(config).bytes() +
       row_bytes * static_cast<size_t>(config.max_num_batched_tokens + num_kept);
   plan.state_bytes = plan_records(config, needs).bytes();
   for (const KvLayerSpec& layer : needs.state.kv_layers) {
@@ -281,6 +281,10 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
     for (const DraftSourceId source : {kGrammarDrafts, kCopiedDrafts, kDrafterDrafts}) {
       table_.estimate(slot, source).acceptance = AcceptanceEstimate(acceptance_[source].ratio());
     }
+    const std::string& owner = table_.params(slot).owner;
+    table_.owner(slot) = sequences_.prefixes()
+                             .root({reinterpret_cast<const uint8_t*>(owner.data()), owner.size()})
+                             .low;
     table_.copy_estimate(slot) = CopyEstimate::like(copy_acceptance_);
     // Rows that score prompt tokens must run, cached or not.
     if (config_.enable_prefix_caching && table_.params(slot).num_prompt_logprobs < 0) {
@@ -292,6 +296,12 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
     throw;
   }
   return slot;
+}
+
+void Runner::remove_sequence(int slot) {
+  table_.check_slot(slot);
+  if (config_.draft_memory_bytes > 0) backend_->remember(slot);
+  sequences_.remove(slot);
 }
 
 void Runner::check_integrity() const {
@@ -383,6 +393,7 @@ void Runner::commit(StepLease& lease) {
   OPENSPEC_CHECK(lease.state == StepLease::State::kLaunched, "commit follows launch");
   OPENSPEC_CHECK(lease.results.size() == lease.requests.size(), "commit follows collect");
   enter("commit");
+  bool is_drafter_stale = false;
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     if (!sequences_.is_current(lease, i)) continue;
     sequences_.commit(lease, i, num_steps_ahead() > 0, [this] { enter("publish"); });
@@ -395,8 +406,12 @@ void Runner::commit(StepLease& lease) {
     if (lease.requests[i].max_drafts > 0 && !lease.results[i].token_ids.empty()) {
       observe_acceptance(lease.results[i], lease.has_proposed);
     }
+    for (Rank& rank : ranks_) {
+      is_drafter_stale |= rank.drafter && rank.drafter->observe(lease.results[i].token_ids);
+    }
   }
   backend_->teach_drafter(lease);
+  if (is_drafter_stale) backend_->refresh_drafter();
   {
     const std::lock_guard lock(stats_mutex_);
     ++stats_.num_steps;

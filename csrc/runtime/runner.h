@@ -21,10 +21,10 @@ class DeviceExchange;
 /// Bytes a runner takes, where ranks share its target the most that one does; pages come on top.
 struct MemoryPlan {
   size_t weight_bytes = 0, scratch_bytes = 0, table_bytes = 0, draft_fixed_bytes = 0;
-  size_t state_bytes = 0;  // of running states: all slots' records, and snapshots of prefixes
-  size_t page_bytes = 0;   // of one page, all layers
+  size_t state_bytes = 0;       // of running states: all slots' records, and snapshots of prefixes
+  size_t page_bytes = 0;        // of one page, all layers
   size_t draft_page_bytes = 0;  // of these, the drafter's
-  int num_base_pages = 0;  // of a sequence with a running state, besides those of its tokens
+  int num_base_pages = 0;       // of a sequence with a running state, besides those of its tokens
 };
 
 MemoryPlan plan_memory(const RunnerConfig& config);
@@ -91,7 +91,11 @@ class Runner {
 
   int add_sequence(std::span<const int32_t> tokens, int prompt_len, SequenceParams params,
                    std::span<const uint8_t> cache_salt);
-  void remove_sequence(int slot) { sequences_.remove(slot); }
+  void remove_sequence(int slot);
+  /// Forgets the answers that drafts are copied from.
+  void forget_answers() {
+    if (config_.draft_memory_bytes > 0) backend_->forget_answers();
+  }
 
   int num_pages() const { return sequences_.pool().num_pages(); }
   int num_free_pages() const { return sequences_.pool().num_available(); }

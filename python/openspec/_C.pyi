@@ -94,6 +94,7 @@ class SequenceParams:
         reports_steps: bool = False,
         grammar: Grammar | None = None,
         grammar_tally: GrammarTally | None = None,
+        owner: bytes = b"",
     ) -> None: ...
 
 TokenLogprobs = tuple[list[int], list[float], int]
@@ -277,6 +278,8 @@ class Runner:
         """Pages that `num_rows` more rows of the sequence would take from the pool, if all rows in
         flight are kept."""
     def reset_prefix_cache(self) -> None: ...
+    def forget_answers(self) -> None:
+        """Drafts are copied from no answer that ended before."""
     def record_page_events(self) -> None:
         """Records what becomes of reusable pages; call before the first sequence."""
     def take_page_events(self) -> list[PageEvent]:

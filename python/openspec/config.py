@@ -60,6 +60,9 @@ class EngineConfig:
     copied_drafts: bool = True
     """Beside a draft model or head, also draft what followed where the text so far repeats itself,
     wherever that promises more. Never changes text. Has no effect with --acceptance rejection."""
+    draft_memory: int | None = number(None, 1 << 17, 1 << 34, is_bytes=True)
+    """Memory for recent answers, such as 64MiB, of each rank: drafts are copied from them, too, if
+    they were made for the same API key and `cache_salt`. Default: none."""
     adaptive_speculation: bool = True
     """Draft only where measured step times and acceptance say that it pays. Never changes text."""
     load_format: Literal["auto", "dummy"] = "auto"
@@ -129,7 +132,9 @@ class EngineConfig:
         if self.draft_model is not None:
             return Path(self.draft_model)
         beside = self.model_path / self.drafter.name
-        return beside if self.drafter.needs_draft_model and beside.is_dir() else None
+        if self.drafter.needs_draft_model and beside.is_dir():
+            return beside
+        return self.model_path if self.drafter.target_prefix else None
 
     @property
     def options(self) -> dict[str, OptionValue]:
@@ -153,7 +158,9 @@ class EngineConfig:
         """Drafts per sequence and step that are copied, in place of the method's; 0: none."""
         spec = self.drafter
         has_them = self.copied_drafts and self.acceptance == "match" and self.draft_depth > 0
-        has_them = has_them and not spec.copies_text and spec.build is None
+        # What copies itself knows the text so far, and no other answers.
+        has_others = self.draft_memory is not None or not spec.copies_text
+        has_them = has_them and has_others and spec.build is None
         return MAX_COPIED_DRAFTS if has_them else 0
 
     def draft_setup(self, target: ModelConfig) -> DraftSetup:
@@ -215,6 +222,11 @@ class EngineConfig:
                 f"max_num_batched_tokens ({num_rows}) must be at least "
                 f"max_num_seqs + page_size ({self.max_num_seqs} + {self.page_size}), so that "
                 "prompts advance while every sequence decodes"
+            )
+        if self.draft_memory is not None and self.max_copied_drafts == 0:
+            raise ConfigError(
+                "draft_memory is for drafts that are copied, and there are none: drop it, or take "
+                "a method that drafts, --copied-drafts and --acceptance match"
             )
         for kind, source in (("model", self.model), ("draft model", self.draft_model)):
             if source is not None:

@@ -213,6 +213,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     """Lower runs first; equal priorities run in order of arrival."""
     cache_salt: str = ""
+    owner: str = ""
+    """Whose it is. Drafts are copied from answers to requests of the same owner and salt alone."""
     speculative: SpeculativeOptions = SpeculativeOptions()
     grammar: str = ""
     """What the output must be: the key of a grammar that was loaded; empty: anything. The answer

@@ -89,6 +89,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "peagle long": {"method": "peagle", "num_speculative_tokens": 15},
     "dflash window": {"method": "dflash", "draft_window": 24},
     "dflash selector": {"method": "dflash2"},
+    "mtp vocabulary": {"method": "mtp", "draft_vocab_size": 1024},
     "draft_model masks": {"method": "draft_model", "head": models.MASKS},
     "draft_model states": {"method": "draft_model", "head": models.STATES},
     STRANGER: {"method": "draft_model", "head": models.STRANGER},
@@ -100,6 +101,9 @@ VARIANTS: dict[str, dict[str, object]] = {
     },
 }
 """Compiled drafters with other options than their defaults."""
+
+PARTS_OF_VOCABULARY = ("mtp vocabulary",)
+"""Variants that draft some of the target's tokens, which ranks do not share."""
 
 SELECTORS = ("dflash selector", "dflash selector tree")
 """Variants that share all but their forward pass with others: a commit runs them in a gate of their

@@ -49,6 +49,7 @@ class Job:
     priority: int = 0
     speculative: SpeculativeOptions = SpeculativeOptions()  # noqa: RUF009
     grammar: str = ""
+    cache_salt: str = ""
 
 
 @dataclass
@@ -119,6 +120,7 @@ def run(core: EngineCore, jobs: Sequence[Job]) -> list[Result]:
                     priority=job.priority,
                     speculative=job.speculative,
                     grammar=job.grammar,
+                    cache_salt=job.cache_salt,
                 )
             )
         for output in core.step():

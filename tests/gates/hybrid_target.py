@@ -53,13 +53,43 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def tensor_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
-    """Names and shapes of a checkpoint's tensors. Source: transformers' Qwen3_5ForCausalLM."""
-    hidden, mlp, head_dim = (
-        config[key] for key in ("hidden_size", "intermediate_size", "head_dim")
-    )
+def attention_shapes(config: Mapping[str, Any], at: str) -> Iterator[tuple[str, list[int]]]:
+    """Names and shapes of a layer's attention."""
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
     q_rows = config["num_attention_heads"] * head_dim
     kv_rows = config["num_key_value_heads"] * head_dim
+    yield f"{at}q_proj.weight", [2 * q_rows, hidden]
+    yield f"{at}k_proj.weight", [kv_rows, hidden]
+    yield f"{at}v_proj.weight", [kv_rows, hidden]
+    yield f"{at}o_proj.weight", [hidden, q_rows]
+    yield f"{at}q_norm.weight", [head_dim]
+    yield f"{at}k_norm.weight", [head_dim]
+
+
+def mlp_shapes(config: Mapping[str, Any], at: str) -> Iterator[tuple[str, list[int]]]:
+    """Names and shapes of a layer's MLP, and of its norms."""
+    hidden, mlp = config["hidden_size"], config["intermediate_size"]
+    yield f"{at}mlp.gate_proj.weight", [mlp, hidden]
+    yield f"{at}mlp.up_proj.weight", [mlp, hidden]
+    yield f"{at}mlp.down_proj.weight", [hidden, mlp]
+    yield f"{at}input_layernorm.weight", [hidden]
+    yield f"{at}post_attention_layernorm.weight", [hidden]
+
+
+def mtp_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
+    """Names and shapes of the layer that drafts. Source: the published files."""
+    hidden = config["hidden_size"]
+    yield "mtp.fc.weight", [hidden, 2 * hidden]
+    yield "mtp.pre_fc_norm_embedding.weight", [hidden]
+    yield "mtp.pre_fc_norm_hidden.weight", [hidden]
+    yield from attention_shapes(config, "mtp.layers.0.self_attn.")
+    yield from mlp_shapes(config, "mtp.layers.0.")
+    yield "mtp.norm.weight", [hidden]
+
+
+def tensor_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
+    """Names and shapes of a checkpoint's tensors. Source: transformers' Qwen3_5ForCausalLM."""
+    hidden = config["hidden_size"]
     k_width = 128 * config["linear_num_key_heads"]
     v_heads = config["linear_num_value_heads"]
     v_width = 128 * v_heads
@@ -78,21 +108,12 @@ def tensor_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
             yield f"{own}norm.weight", [128]
             yield f"{own}out_proj.weight", [hidden, v_width]
         else:
-            own = f"{at}self_attn."
-            yield f"{own}q_proj.weight", [2 * q_rows, hidden]
-            yield f"{own}k_proj.weight", [kv_rows, hidden]
-            yield f"{own}v_proj.weight", [kv_rows, hidden]
-            yield f"{own}o_proj.weight", [hidden, q_rows]
-            yield f"{own}q_norm.weight", [head_dim]
-            yield f"{own}k_norm.weight", [head_dim]
-        yield f"{at}mlp.gate_proj.weight", [mlp, hidden]
-        yield f"{at}mlp.up_proj.weight", [mlp, hidden]
-        yield f"{at}mlp.down_proj.weight", [hidden, mlp]
-        yield f"{at}input_layernorm.weight", [hidden]
-        yield f"{at}post_attention_layernorm.weight", [hidden]
+            yield from attention_shapes(config, f"{at}self_attn.")
+        yield from mlp_shapes(config, at)
     yield "model.norm.weight", [hidden]
     if not config["tie_word_embeddings"]:
         yield "lm_head.weight", [config["vocab_size"], hidden]
+    yield from mtp_shapes(config)
 
 
 def _tensor(name: str, shape: list[int], random: torch.Generator) -> torch.Tensor:
@@ -135,7 +156,6 @@ def folder(*, nested: bool = False, seed: int = 0, **changes: Any) -> Path:
             for name, tensor in weights.items()
         }
         weights["model.visual.merger.norm.weight"] = torch.ones(8)
-        weights["mtp.fc.weight"] = torch.ones(4, 8)
     (root / "config.json").write_text(json.dumps(config))
     save_file(weights, root / "model.safetensors", {"format": "pt"})
     return root

@@ -71,3 +71,28 @@ def test_rejection_sampling_does_without(caplog: pytest.LogCaptureFixture) -> No
     assert "copied from the text are off: --acceptance rejection" in caplog.text
     run(core, repeating("sampled"))
     assert core.stats().num_draft_tokens > 0 == core.stats().num_copied_tokens
+
+
+@pytest.mark.parametrize("method", ["ngram", "eagle3", "dspark"])
+@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+def test_answers_are_copied_for_their_owner_alone(
+    method: str, kind: str, reference: Reference
+) -> None:
+    """Where texts do not repeat themselves, but others before."""
+    batch = list(jobs(kind, 16, 60))[4:]
+    expected = texts(reference(batch))
+    settings = drafter_settings(method) | {"adaptive_speculation": False}
+    core = make_core(**settings, draft_memory=1 << 18)
+
+    def num_accepted(salt: str) -> int:
+        before = core.stats().num_accepted_copied_tokens
+        salted = [dataclasses.replace(job, cache_salt=salt) for job in batch]
+        assert texts(run(core, salted)) == expected
+        return core.stats().num_accepted_copied_tokens - before
+
+    first, again, of_others = num_accepted("a"), num_accepted("a"), num_accepted("b")
+    num_tokens = sum(len(tokens) for tokens, _ in expected)
+    assert again > first + num_tokens // 4
+    assert of_others < again - num_tokens // 4
+    core.reset_prefix_cache()
+    assert num_accepted("a") < again - num_tokens // 4

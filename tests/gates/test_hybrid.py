@@ -197,7 +197,7 @@ def bare_runner(dtype: str) -> _C.Runner:
         cache_key=bytes(16),
     )
     runner = _C.Runner(config, 64)
-    load_weights(runner, folder)
+    load_weights(runner, folder, other_parts={"mtp.": "it drafts"})
     return runner
 
 
@@ -394,5 +394,5 @@ def test_a_model_that_reads_images_as_well(
         core = make_core(method="none")
     assert texts(run(core, batch)) == plain
     assert "model.visual.merger.norm.weight is ignored: it reads images" in caplog.text
-    assert "mtp.fc.weight is ignored: it drafts" in caplog.text
+    assert "7 more are ignored: --method mtp drafts with it" in caplog.text
     assert "(a sequence takes" in caplog.text and "pages with it, and a token" in caplog.text

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from openspec.config import EMBEDDED_MODEL
 from openspec.drafters import get_drafter
-from tests.heads import models
+from tests.heads import fitted, models
 from tests.heads.formats import (
     Block,
     Sizes,
@@ -39,6 +39,8 @@ def draft_model(method: str, kind: str = "") -> str | None:
         return str(models.folder(kind or models.CUT))
     if kind == LAYERS or method == "peagle":
         return str(layered_folder(is_parallel=method == "peagle"))
+    if get_drafter(method).target_prefix:
+        return str(fitted.embedded())
     if not get_drafter(method).needs_draft_model or (EMBEDDED_MODEL / method).is_dir():
         return None
     return str(folder(method))

@@ -296,6 +296,9 @@ class FakeRunner:
             num_pages += len(pages)
         return max(0, self._pages_for(most_tokens) - num_pages)
 
+    def forget_answers(self) -> None:
+        pass
+
     def reset_prefix_cache(self) -> None:
         for page in self._evictable:
             self._free.append(page)

@@ -312,3 +312,18 @@ def test_copies_beside_a_drafter(
 ) -> None:
     config = config_from_settings({"method": method, **settings})
     assert (config.max_copied_drafts > 0) == has_copies
+
+
+def test_memory_of_answers() -> None:
+    """Beside what copies itself, too: it does not know other answers."""
+    for method in ("eagle3", "ngram"):
+        config = config_from_settings({"method": method, "draft_memory": "64MiB"})
+        assert (config.draft_memory, config.max_copied_drafts > 0) == (64 << 20, True)
+    refused: list[dict[str, object]] = [
+        {"method": "none"},
+        {"method": "eagle3", "copied_drafts": False},
+        {"method": "eagle3", "acceptance": "rejection"},
+    ]
+    for settings in refused:
+        with pytest.raises(ConfigError, match="draft_memory is for drafts that are copied"):
+            config_from_settings({**settings, "draft_memory": "64MiB"})

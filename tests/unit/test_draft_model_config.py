@@ -77,7 +77,8 @@ def test_plan_has_bytes_of_both() -> None:
 
 def test_names_of_other_engines() -> None:
     folder = str(models.folder(models.CUT))
-    given = {"num_speculative_tokens": 3, "model": folder, "draft_tensor_parallel_size": 1}
+    given: dict[str, Any] = {"num_speculative_tokens": 3, "model": folder}
+    given["draft_tensor_parallel_size"] = 1
     for name in ("draft_model", "STANDALONE"):
         config = config_from_settings({"speculative_config": {"method": name, **given}})
         assert (config.method, config.draft_model) == ("draft_model", folder)

@@ -137,6 +137,7 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "spec": (),
         "none": ("spec",),
         "ngram": ("spec",),
+        "mtp": ("spec",),
         "dflash": ("spec",),
         "draft_model": ("spec",),
         "eagle3": ("spec",),

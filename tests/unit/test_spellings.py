@@ -106,7 +106,7 @@ def test_a_default_is_shown_once_and_as_it_is_typed(setting: Setting) -> None:
         "kv_events_config": "JSON",
         "chat_template": "FILE",
         "dtype": "{auto,float32,bfloat16}",
-        "workload": "{repeat,chat,mixed,random},...",
+        "workload": "{repeat,chat,mixed,agent,random},...",
     }.items(),
 )
 def test_what_stands_for_a_value(name: str, metavar: str) -> None:
@@ -274,13 +274,22 @@ def test_revision_follows_the_model_from_another_place() -> None:
 
 
 def test_keys_of_a_speculative_config() -> None:
-    given: dict[str, str | int] = {"method": drafters.plain_method()}
+    given: dict[str, str | float] = {"method": drafters.plain_method()}
     given |= {"model": "org/head", "revision": "v2", "draft_tensor_parallel_size": 1}
+    given |= {
+        "suffix_decoding_max_cached_requests": 0,
+        "suffix_decoding_max_tree_depth": 24,
+        "suffix_decoding_max_spec_factor": 1.5,
+        "suffix_decoding_min_token_prob": 0.1,
+    }
     assert {name for one in SPECULATIVE_SPELLINGS for name in one.names} == set(list(given)[1:])
     config = config_from_settings({"speculative_config": {**given}})
     assert config.draft_model == "org/head@v2"
     with pytest.raises(ConfigError, match="a drafter is not shared by ranks"):
         config_from_settings({"speculative_config": {"draft_tensor_parallel_size": 2}})
+    kept = {"method": "suffix", "suffix_decoding_max_cached_requests": 100}
+    with pytest.raises(ConfigError, match="--draft-memory 64MiB"):
+        config_from_settings({"speculative_config": kept})
 
 
 # ---- What is gone -------------------------------------------------------------------------------

@@ -23,6 +23,26 @@ size_t linear_packed_bytes_cpu(const PackedLinear& shape);
 void linear_pack_cpu(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
                      void* packed);
 
+/// Outputs of one packed matrix as those of another, of the same inputs and layout: output i of
+/// `to` becomes output[i] of `from`. Both are bf16 and have no epilogue.
+struct LinearSelectParams {
+  PackedLinear from;
+  const int32_t* output = nullptr;  // [to.num_outputs], each below from.num_outputs
+  PackedLinear to;
+  void* packed = nullptr;  // to.data, to be written; not from.data
+};
+
+/// Whether both are matrices that linear_select takes.
+constexpr bool are_legal_to_select(const LinearSelectParams& params) {
+  const auto is_plain = [](const PackedLinear& matrix) {
+    return matrix.format == MatrixFormat::kBF16 && matrix.epilogue == LinearEpilogue::kNone;
+  };
+  return is_plain(params.from) && is_plain(params.to) && params.from.layout == params.to.layout &&
+         params.from.num_inputs == params.to.num_inputs;
+}
+
+void linear_select_cpu(const ExecContext& exec, const LinearSelectParams& params);
+
 /// out[r, n] = sum_k x[r, k] * W[n, k] (+ bias[n]), fp32 accumulation.
 ///
 /// Row-invariant, whatever the number of rows, the row's place among them and the number of
@@ -120,6 +140,9 @@ size_t linear_packed_bytes_cuda(int num_outputs, int num_inputs);
 /// As linear_pack_cpu, from `rows` in device memory. Enqueues a kernel.
 int linear_pack_cuda(const PackedLinear& shape, const void* rows, int first_output, int num_rows,
                      void* packed, void* stream);
+
+/// Of kTiles; to.num_outputs is a multiple of 16. Returns a cudaError_t.
+int linear_select_cuda(const LinearSelectParams& params, void* stream);
 
 /// bf16 activations, kTiles weights; out bf16 or fp32. x and out are 16-byte aligned.
 ///

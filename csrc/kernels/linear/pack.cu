@@ -35,6 +35,22 @@ __global__ void __launch_bounds__(kThreads)
       inputs;
 }
 
+/// A thread moves one octet of one output, 16 outputs of a unit before its next octet: a warp
+/// writes 512 bytes on end.
+__global__ void __launch_bounds__(kThreads)
+    linear_select_kernel(PackedLinear from, const int32_t* output, PackedLinear to,
+                         __nv_bfloat16* packed) {
+  cuda::wait_for_previous_kernel();  // and no allow_next_kernel(), as above
+  const int num_octets = to.num_inputs / kOctet;
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const auto row = static_cast<int>(at / kLinearUnit / num_octets * kLinearUnit + at % kLinearUnit);
+  if (row >= to.num_outputs) return;
+  const int k = static_cast<int>(at / kLinearUnit % num_octets) * kOctet;
+  const auto* source = static_cast<const __nv_bfloat16*>(from.data);
+  *reinterpret_cast<uint4*>(packed + cuda::packed_index(to.num_inputs, row, k)) =
+      *reinterpret_cast<const uint4*>(source + cuda::packed_index(to.num_inputs, output[row], k));
+}
+
 /// Output of the (fused) matrix that is row `row` of unit `unit`.
 __device__ __forceinline__ int output_of(const PackedLinear& shape, int unit, int row) {
   if (shape.epilogue != LinearEpilogue::kSwiGlu) return unit * kLinearUnit + row;
@@ -79,6 +95,18 @@ unsigned num_blocks(int64_t num_threads) {
 
 size_t linear_packed_bytes_cuda(int num_outputs, int num_inputs) {
   return format_bytes(MatrixFormat::kBF16, num_outputs, num_inputs);
+}
+
+int linear_select_cuda(const LinearSelectParams& params, void* stream) {
+  const PackedLinear& to = params.to;
+  if (!are_legal_to_select(params) || to.layout != LinearLayout::kTiles ||
+      to.num_outputs % kLinearUnit != 0 || to.num_inputs % cuda::kLinearStep != 0) {
+    return cudaErrorInvalidValue;
+  }
+  const int64_t num_threads = int64_t{to.num_outputs} * (to.num_inputs / kOctet);
+  return cuda::launch(linear_select_kernel, dim3(num_blocks(num_threads)), dim3(kThreads), 0,
+                      stream, params.from, params.output, to,
+                      static_cast<__nv_bfloat16*>(params.packed));
 }
 
 int linear_pack_cuda(const PackedLinear& shape, const void* rows, int first_output, int num_rows,

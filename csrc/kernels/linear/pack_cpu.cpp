@@ -24,11 +24,14 @@ struct PanelMap {
   int part_outputs;  // outputs of one of the matrices
 };
 
-// kLines: one row, or zeros, as a column of a panel. A line interleaves columns i and i + 16, so
-// that shifts and masks of 32-bit lanes yield both halves in order.
+// kLines: where a column's number of a line lies. A line interleaves columns i and i + 16, so that
+// shifts and masks of 32-bit lanes yield both halves in order.
+int line_at(int column) { return column < kHalf ? 2 * column : 2 * (column - kHalf) + 1; }
+
+// One row, or zeros, as a column of a panel.
 template <typename T>
 void pack_line(const T* row, int64_t num_inputs, int column, T* panel) {
-  const int position = column < kHalf ? 2 * column : 2 * (column - kHalf) + 1;
+  const int position = line_at(column);
   for (int64_t k = 0; k < num_inputs; ++k) {
     panel[k * kLinearPanel + position] = row != nullptr ? row[k] : T{0};
   }
@@ -133,6 +136,33 @@ void linear_pack_cpu(const PackedLinear& shape, const void* rows, int first_outp
     pack(shape, static_cast<const uint16_t*>(rows), first_output, num_rows,
          static_cast<uint16_t*>(packed));
   }
+}
+
+void linear_select_cpu(const ExecContext& exec, const LinearSelectParams& params) {
+  const PackedLinear &from = params.from, &to = params.to;
+  OPENSPEC_CHECK(are_legal_to_select(params) && from.layout != LinearLayout::kTiles,
+                 "outputs are taken from a bf16 matrix of the same inputs and layout");
+  const int64_t num_inputs = to.num_inputs, panel_size = num_inputs * kLinearPanel;
+  const auto* source = static_cast<const uint16_t*>(from.data);
+  auto* packed = static_cast<uint16_t*>(params.packed);
+  exec.pool->parallel_for(to.num_packed() / kLinearPanel, [&](int64_t panel) {
+    uint16_t* out = packed + panel * panel_size;
+    std::fill_n(out, panel_size, uint16_t{0});
+    const auto first = static_cast<int>(panel) * kLinearPanel;
+    for (int lane = 0; lane < std::min(kLinearPanel, to.num_outputs - first); ++lane) {
+      const int output = params.output[first + lane], column = output % kLinearPanel;
+      const uint16_t* in = source + output / kLinearPanel * panel_size;
+      if (to.layout == LinearLayout::kLines) {
+        for (int64_t k = 0; k < num_inputs; ++k) {
+          out[k * kLinearPanel + line_at(lane)] = in[k * kLinearPanel + line_at(column)];
+        }
+        continue;
+      }
+      for (int64_t k = 0; k < num_inputs; k += 2) {
+        std::copy_n(in + pair_at<uint16_t>(k, column), 2, out + pair_at<uint16_t>(k, lane));
+      }
+    }
+  });
 }
 
 size_t linear_workspace_bytes_cpu(int max_num_rows, int num_inputs, LinearLayout layout) {

@@ -78,6 +78,7 @@ __global__ void __launch_bounds__(kThreads) begin_step_kernel(BeginStepParams pa
   }
   params.seq[s] = span.slot;
   params.num_wanted[s] = num_wanted;
+  if (params.owners != nullptr) params.owners[s] = span.owner;
   if (params.num_drafter_wanted != nullptr) {
     params.num_drafter_wanted[s] = min(num_wanted, params.max_drafter_drafts);
   }

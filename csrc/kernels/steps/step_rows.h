@@ -43,8 +43,9 @@ struct StepSpan {
   int32_t num_new_tokens = 0;  // known tokens to compute: 1 in decode
   int32_t max_drafts = 0;      // that pages are reserved for
   float acceptance =
-      0.0f;           // conditional, of each draft: which drafts go first where rows are short
-  int32_t folds = 0;  // boolean: there are pages to fold the base into
+      0.0f;            // conditional, of each draft: which drafts go first where rows are short
+  int32_t folds = 0;   // boolean: there are pages to fold the base into
+  uint64_t owner = 0;  // see RecallParams
   float copied_acceptance[kNumMatchClasses] = {};  // `acceptance` of copies, see ChooseSourceParams
 };
 /// A slot that the host (re)wrote.
@@ -87,6 +88,7 @@ struct BeginStepParams {
   int32_t* seq = nullptr;            // out [max_spans] slot of each span; 0 after the last one
   int32_t* num_wanted = nullptr;     // out [max_spans] drafts that can still be used; 0 for a span
                                      // that ends before the last known token, or is finished
+  uint64_t* owners = nullptr;        // out [max_spans]; null: nobody asks
   int max_drafter_drafts = 0;
   int32_t* num_drafter_wanted = nullptr;  // out [max_spans] of these what a drafter may have; null:
                                           // all of them

@@ -24,16 +24,18 @@ struct HeadSpec {
   std::vector<LayerSpec> layers;
   float rms_norm_eps = 1e-6f;
   std::vector<int> capture_layers;  // of the target, from 0, rising: their outputs are read
+  bool captures_normed = false;     // the last captured state has passed the target's final norm
   int draft_vocab_size = 0;
-  bool has_embedding = false;  // its own; else the target's
-  bool has_head = true;        // its own; else the target's
-  bool has_token_map = false;  // d2t
-  int mask_token = -1;         // stands at positions whose token is not known; -1: none does
+  bool has_embedding = false;    // its own; else the target's
+  bool has_head = true;          // its own; else the target's
+  bool has_token_map = false;    // d2t
+  std::vector<int> kept_tokens;  // of a part of the target's vocabulary, always in it
+  QuantizedTensors quantized;    // those that come as codes
+  int mask_token = -1;           // stands at positions whose token is not known; -1: none does
 
   // Of drafters that are a whole language model, whose layers and numbers these are.
   std::optional<TargetSpec> model;
   int unknown_token = 0;             // what stands for tokens beyond its table
-  bool captures_normed = false;      // the last captured state has passed the target's final norm
   bool has_projection_bias = false;  // of what takes captured states in
 
   // Of heads that feed their output back.

@@ -58,6 +58,7 @@ struct DeviceArrays {
   int32_t *num_copied = nullptr, *copied = nullptr, *is_copied = nullptr;  // [S], [S, C], [S]
   int32_t *num_drafter_wanted = nullptr, *num_drafter_drafts = nullptr, *drafter_drafts = nullptr,
           *drafter_parents = nullptr;  // [S], [S], [S, P], [S, P]
+  uint64_t* owners = nullptr;          // [S]
   float* drafter_scores = nullptr;     // [S, P]
   int32_t *row_token = nullptr, *row_position = nullptr, *row_span = nullptr, *row_parent = nullptr,
           *committed_row = nullptr, *sample_row = nullptr, *score_token = nullptr,

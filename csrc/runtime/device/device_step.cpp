@@ -71,6 +71,19 @@ void DeviceStep::copy(void* to, const void* from, size_t bytes) {
   ranks_.first().copy(to, from, bytes);  // of records, which ranks do not share
 }
 
+void DeviceStep::remember(int slot) {
+  const SequenceTable& table = context_.table;
+  const int begin = table.prompt_len(slot);
+  // The device's own row of the slot, which a later sequence takes in the same order.
+  ranks_.each([&](RankStep& rank) {
+    rank.stages().remember(table.owner(slot), slot, begin, table.num_tokens(slot) - begin);
+  });
+}
+
+void DeviceStep::forget_answers() {
+  ranks_.each([](RankStep& rank) { rank.stages().forget_answers(); });
+}
+
 // --- The step, on the host -----------------------------------------------------------------------
 
 void DeviceStep::launch(StepLease& lease) {
@@ -130,7 +143,8 @@ StepHeader DeviceStep::write_input(const StepLease& lease, const StepShape& shap
                       .num_new_tokens = request.num_new_tokens,
                       .max_drafts = drafts_there ? request.max_drafts : num_lead,
                       .acceptance = static_cast<float>(ratio),
-                      .folds = lease.bases[i].pages().empty() ? 0 : 1};
+                      .folds = lease.bases[i].pages().empty() ? 0 : 1,
+                      .owner = context_.table.owner(request.slot)};
     context_.table.copy_estimate(request.slot).copy_to(input.spans[i].copied_acceptance);
     input.num_lead[i] = num_lead;
     std::copy(lead.begin(), lead.end(), input.lead + i * most_drafts(context_.config));

@@ -32,9 +32,14 @@ class DeviceStep final : public StepBackend {
 
   int num_steps_ahead() const override { return proposes_on_host() ? 0 : 1; }
   void prepare() override { ranks_.prepare(); }
+  void refresh_drafter() override {
+    ranks_.each([](RankStep& rank) { rank.refresh_drafter(); });
+  }
   void await_slot(int slot) override;
   void add_sequence(int slot) override;
   void restore_sequence(int slot) override;
+  void remember(int slot) override;
+  void forget_answers() override;
   void copy(void* to, const void* from, size_t bytes) override;
   void synchronize() override { ranks_.synchronize(); }
   void launch(StepLease& lease) override;

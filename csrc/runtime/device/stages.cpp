@@ -16,7 +16,9 @@ DeviceStages::DeviceStages(const StepContext& context, const DeviceBuffers& arra
     : context_(context),
       arrays_(arrays),
       exec_{.pool = nullptr, .device = Device::kCuda, .stream = stream},
-      copies_(copy_lookup_of(context.config)) {
+      copies_(copy_lookup_of(context.config)),
+      answers_(context.config) {
+  if (answers_.exists()) answers_.clear(exec_);
   copies_.allocate();
   const std::span<const KvLayerView> layers = context.kv_layers;
   kv_layers_ = Buffer(layers.size_bytes(), Memory::kDevice);
@@ -112,6 +114,7 @@ void DeviceStages::begin(const StepInputArrays& host, const StepHeader& header, 
                                  .spans = arrays_.input.spans,
                                  .seq = arrays_.seq,
                                  .num_wanted = arrays_.num_wanted,
+                                 .owners = arrays_.owners,
                                  .max_drafter_drafts = context_.config.max_draft_tokens,
                                  .num_drafter_wanted = arrays_.num_drafter_wanted},
                                 exec_.stream),
@@ -123,7 +126,23 @@ void DeviceStages::propose(const StepShape& shape) {
   if (!has_copies()) return;
   copies_.look_up(exec_, table_view(), arrays_.seq, arrays_.num_wanted, shape.num_spans,
                   arrays_.copied, arrays_.num_copied);
+  if (answers_.exists()) {
+    answers_.recall(exec_, table_view(),
+                    {.seq = arrays_.seq,
+                     .owners = arrays_.owners,
+                     .num_wanted = arrays_.num_wanted,
+                     .num_seqs = shape.num_spans,
+                     .max_drafts = context_.config.max_copied_drafts,
+                     .drafts = arrays_.copied,
+                     .num_drafts = arrays_.num_copied,
+                     .match_len = copies_.match_len()});
+  }
   choose_source(shape);
+}
+
+void DeviceStages::remember(uint64_t owner, int slot, int begin, int count) {
+  const TableView table = table_view();
+  answers_.remember(exec_, owner, table.tokens + slot * table.tokens_stride + begin, count);
 }
 
 void DeviceStages::ask_drafter(const StepShape& shape) {

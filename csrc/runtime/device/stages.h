@@ -38,6 +38,9 @@ class DeviceStages {
   void merge(const StepInputArrays& host, const StepShape& shape, int num_spans, bool has_proposed);
   void lay_out(const StepShape& shape, int num_samples);
   void score(const StepShape& shape);
+  /// The slot's tokens from `begin` on, `count` of them, are an answer to copy from.
+  void remember(uint64_t owner, int slot, int begin, int count);
+  void forget_answers() { answers_.clear(exec_); }
   /// The drafter learns from all rows of the input's kept_slots, which waited for so many steps.
   void teach_kept(const StepInputArrays& host, int num_slots, int num_steps);
 
@@ -80,6 +83,7 @@ class DeviceStages {
   std::vector<int> capture_layers_;
   Buffer captured_, kept_;
   CopyLookup copies_;
+  AnswerMemory answers_;
   Buffer kv_layers_;  // [target's layers] KvLayerView
 };
 

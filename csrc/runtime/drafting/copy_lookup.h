@@ -19,6 +19,7 @@ class CopyLookup {
   void look_up(const ExecContext& exec, const TableView& table, const int32_t* seq,
                const int32_t* num_wanted, int num_seqs, int32_t* drafts, int32_t* num_drafts);
   /// Of the last look [num_seqs], see CopyLookupParams.
+  int32_t* match_len() { return match_len_.as<int32_t>(); }
   const int32_t* match_len() const { return match_len_.as<int32_t>(); }
 
  private:

@@ -95,6 +95,11 @@ class Drafter {
   /// Called once all weights are there, before the first step.
   virtual void prepare(const ExecContext&) {}
 
+  /// Told on the host what a sequence got in a step, once it is committed. True: `refresh` follows.
+  virtual bool observe(std::span<const int32_t> /*token_ids*/) { return false; }
+  /// Between steps, after all that was launched: what `propose` reads may change here, in place.
+  virtual void refresh(const ExecContext&) {}
+
   virtual bool works_on_arrays() const { return false; }
   /// Proposes for the sequences of a step. On CUDA what it launches is captured in a graph, so
   /// lengths come from `table`.

@@ -165,6 +165,21 @@ void NetworkDrafter::copy_rows(const ExecContext& exec, const int32_t* row, cons
   ops::copy_rows(exec, row, from, to, num_rows, row_bytes(width));
 }
 
+void NetworkDrafter::norm_last(const ExecContext& exec, const FinalNorm& norm, void* states,
+                               int num_rows, int stride, int width) const {
+  void* last = static_cast<std::byte*>(states) + row_bytes(stride - width);
+  ops::rms_norm(exec, {.residual = last,
+                       .residual_stride = stride,
+                       .weight = norm.weight,
+                       .out = last,
+                       .out_stride = stride,
+                       .num_rows = num_rows,
+                       .width = width,
+                       .eps = norm.eps,
+                       .rounds_once = norm.rounds_once,
+                       .dtype = config_.dtype});
+}
+
 int64_t NetworkDrafter::row_bytes(int width) const {
   return static_cast<int64_t>(width) * static_cast<int64_t>(dtype_bytes(config_.dtype));
 }

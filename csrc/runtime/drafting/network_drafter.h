@@ -79,6 +79,9 @@ class NetworkDrafter : public Drafter {
   void copy_rows(const ExecContext& exec, const int32_t* row, const void* from, void* to,
                  int num_rows, int width) const;
   int64_t row_bytes(int width) const;
+  /// The last `width` columns of states [num_rows, stride] pass the target's final norm.
+  void norm_last(const ExecContext& exec, const FinalNorm& norm, void* states, int num_rows,
+                 int stride, int width) const;
 
   /// Tokens that layers which slide see, as the head was trained; 0: none slides.
   int head_window() const { return head_window_; }
@@ -129,10 +132,13 @@ template <typename Model>
 class HeadDrafter : public NetworkDrafter {
  public:
   Weights* weights() final { return model_ ? &model_->weights() : nullptr; }
-  void attach(const TargetModel& target, std::span<const KvLayerView> kv_layers) final {
+  void attach(const TargetModel& target, std::span<const KvLayerView> kv_layers) override {
     target_ = target.shared();
     kv_.assign(kv_layers.begin(), kv_layers.end());
     model_.emplace(head_, config_.dtype, config_.device, limits_, config_.num_threads);
+    if constexpr (requires { model_->tensors().token_map; }) {
+      token_map_ = model_->tensors().token_map;
+    }
     allocate();
     // Logits of a head that is the target's lie there.
     if (target_.head.exchange != nullptr) give_memory(*target_.head.exchange);
@@ -164,7 +170,7 @@ class HeadDrafter : public NetworkDrafter {
     last_logits_ = {logits, static_cast<size_t>(count) * logits_bytes() / sizeof(float)};
   }
   /// Token ids of the logits' columns; null: their numbers.
-  const int32_t* token_of() const { return model_->tensors().token_map.token_of; }
+  const int32_t* token_of() const { return token_map_.token_of; }
   /// See draft_logits().
   DraftLogits kept_logits(const float* values, int64_t depth_stride, const int32_t* row) const {
     if (!keeps_logits()) return {};
@@ -173,7 +179,7 @@ class HeadDrafter : public NetworkDrafter {
             .depth_stride = depth_stride,
             .row = row,
             .vocab_size = head_.draft_vocab_size,
-            .column_of = model_->tensors().token_map.column_of};
+            .column_of = token_map_.column_of};
   }
 
   typename Model::Geometry head_;
@@ -181,6 +187,7 @@ class HeadDrafter : public NetworkDrafter {
   std::optional<Model> model_;
   std::vector<KvLayerView> kv_;
   SharedTensors target_;
+  Weights::TokenMap token_map_;  // of its vocabulary; null: the target's
 
  private:
   std::span<const float> last_logits_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "kernels/drafts/draft_memory.h"
 #include "model/targets/target.h"
 #include "runtime/drafting/drafter.h"
 
@@ -33,6 +34,11 @@ void RunnerConfig::validate() const {
   OPENSPEC_CHECK_ARG(max_copied_drafts >= 0, "max_copied_drafts must not be negative");
   OPENSPEC_CHECK_ARG(max_copied_drafts == 0 || acceptance == Acceptance::kMatch,
                      "copied drafts have no probabilities, which acceptance by rejection needs");
+  constexpr size_t kLeast = 4096 * DraftMemory::kTokenBytes;
+  OPENSPEC_CHECK_ARG(
+      draft_memory_bytes == 0 || (max_copied_drafts > 0 && draft_memory_bytes >= kLeast &&
+                                  draft_memory_bytes / DraftMemory::kTokenBytes < (1u << 30)),
+      "a memory of answers has from ", kLeast, " bytes to 24 GiB, and copied drafts");
   OPENSPEC_CHECK_ARG(draft_depth >= 0 && draft_depth <= max_draft_tokens,
                      "draft_depth must be in [0, max_draft_tokens], got ", draft_depth);
 }

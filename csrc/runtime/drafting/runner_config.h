@@ -46,7 +46,8 @@ struct RunnerConfig {
   // Those that are copied from the text's own past, in place of a drafter's where they are worth
   // more; 0: none.
   int max_copied_drafts = 0;
-  int draft_depth = 0;  // of max_draft_tokens, one after another; 0: all, as in a chain
+  size_t draft_memory_bytes = 0;  // of recent answers that are copied from, too
+  int draft_depth = 0;            // of max_draft_tokens, one after another; 0: all, as in a chain
   std::string method = "none";
   std::map<std::string, DrafterOption> method_options;  // what users set of the method
   std::optional<HeadSpec> head;                         // of methods that have one

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/draft_budget.h"
@@ -27,6 +28,8 @@ struct SequenceParams : SamplingParams {
   Lists lists;
   // What the output must be; null: anything. Its vocabulary's end tokens are stop ids then.
   std::shared_ptr<const CompiledGrammar> grammar = nullptr;
+  // Whose request it is: drafts come from answers to the same alone. Any bytes.
+  std::string owner = {};
   std::shared_ptr<GrammarTally> grammar_tally = nullptr;  // of the request; null: its only sequence
 
   /// Calls visit(list, pointer to it in `params`) for each.
@@ -109,6 +112,9 @@ class SequenceTable {
   /// Of copies by their match; SourceEstimate has them all together.
   CopyEstimate& copy_estimate(int slot) { return sequences_[index(slot)].copies; }
   const CopyEstimate& copy_estimate(int slot) const { return sequences_[index(slot)].copies; }
+  /// Of the sequence's owner, under a secret key.
+  uint64_t& owner(int slot) { return sequences_[index(slot)].owner; }
+  uint64_t owner(int slot) const { return sequences_[index(slot)].owner; }
   /// Hashes of the sequence's full pages, chained; grows as pages fill.
   std::vector<PageHash>& page_hashes(int slot) { return sequences_[index(slot)].page_hashes; }
   const std::vector<PageHash>& page_hashes(int slot) const {
@@ -148,6 +154,7 @@ class SequenceTable {
     std::unique_ptr<GrammarPlace> grammar;
     BySource<SourceEstimate> estimates;
     CopyEstimate copies;
+    uint64_t owner = 0;
     InFlight in_flight;
     PageHash root;
     std::vector<PageHash> page_hashes;

@@ -29,6 +29,7 @@ class HostDrafts {
   /// Drafts by whose probabilities the choice is made, by span.
   DrawnDrafts drawn(const StepLease& lease);
   DraftSource& drafter() { return drafter_; }
+  AnswerMemory& answers() { return copies_.answers(); }
 
  private:
   bool drafter_works(StepLease& lease, double host_seconds);

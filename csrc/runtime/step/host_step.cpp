@@ -310,6 +310,13 @@ SpanResult HostStep::resolve(const StepLease& lease, size_t index,
   return result;
 }
 
+void HostStep::remember(int slot) {
+  const SequenceTable& table = context_.table;
+  const auto output = table.tokens(slot).subspan(static_cast<size_t>(table.prompt_len(slot)));
+  drafts_.answers().remember(exec_, table.owner(slot), output.data(),
+                             static_cast<int>(output.size()));
+}
+
 void HostStep::teach_drafter(const StepLease& lease) {
   const SequenceTable& table = context_.table;
   std::vector<int32_t> num_computed;

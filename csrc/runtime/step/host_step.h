@@ -42,6 +42,7 @@ class HostStep final : public StepBackend {
 
   int num_steps_ahead() const override { return 0; }
   void prepare() override { context_.drafter.prepare(exec_); }
+  void refresh_drafter() override { context_.drafter.refresh(exec_); }
   void copy(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void launch(StepLease& lease) override;
   void collect(StepLease&) override {}
@@ -50,6 +51,8 @@ class HostStep final : public StepBackend {
     return lease.draft_seconds;
   }
   void add_sequence(int slot) override { teacher_.add_sequence(slot); }
+  void remember(int slot) override;
+  void forget_answers() override { drafts_.answers().clear(exec_); }
   void teach_drafter(const StepLease& lease) override;
   std::vector<StepKind> step_kinds() const override;
   size_t num_needed_kinds() const override { return context_.drafter.needs().is_costly ? 4 : 3; }

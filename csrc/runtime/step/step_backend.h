@@ -55,6 +55,8 @@ class StepBackend {
   virtual int num_steps_ahead() const = 0;
   /// Called once all weights are there.
   virtual void prepare() {}
+  /// Drafter::refresh, after what was launched before.
+  virtual void refresh_drafter() = 0;
 
   /// The slot's rows and parameters are about to be overwritten: returns once nobody reads them.
   virtual void await_slot(int /*slot*/) {}
@@ -62,6 +64,9 @@ class StepBackend {
   virtual void add_sequence(int /*slot*/) {}
   /// What was launched for a sequence is given up: its lengths are the table's again.
   virtual void restore_sequence(int /*slot*/) {}
+  /// An answer ends, or is put off: later drafts may be copied from it.
+  virtual void remember(int /*slot*/) {}
+  virtual void forget_answers() {}
   /// Copies bytes of the runner's memory on the device, after what was launched before.
   virtual void copy(void* to, const void* from, size_t bytes) = 0;
   /// Waits until nothing is under way.

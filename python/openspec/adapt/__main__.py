@@ -60,8 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if name not in COMMANDS:
         is_asked = name in ("-h", "--help")
-        lines = [f"python -m openspec.adapt {one} --help" for one in COMMANDS]
-        print("\n".join(lines), file=sys.stdout if is_asked else sys.stderr)
+        names = " | ".join(COMMANDS)
+        usage = f"usage: python -m openspec.adapt {names}, each with --help"
+        print(usage, file=sys.stdout if is_asked else sys.stderr)
         return 0 if is_asked else 2
     command = COMMANDS[name]
     try:

@@ -32,6 +32,9 @@ Exit status: 0, or 1 if an answer with drafts differs from plain decoding's, or 
 _NOT_THE_SERVERS = ("seed",)
 
 
+DEFAULT_WORKLOADS = ("repeat", "chat", "mixed", "random")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchConfig:
     """Settings of the benchmark. A field is a flag; its docstring is the flag's help."""
@@ -79,7 +82,7 @@ class BenchConfig:
         """The built-in ones."""
         if self.workload is not None:
             return self.workload
-        return workload_names() if self.dataset is None else []
+        return list(DEFAULT_WORKLOADS) if self.dataset is None else []
 
     def prompts_at(self, concurrency: int) -> int:
         """Requests of one run with so many under way: beginning and end are a small part of it."""

@@ -156,10 +156,18 @@ def _mixed_prompt(index: int, rng: random.Random) -> Prompt:
     return _question(("verse", "problem"), index // 2, rng)
 
 
+def _agent_prompt(index: int, rng: random.Random) -> Prompt:
+    """A turn of an agent, which comes back to twenty tasks again and again."""
+    task = rng.randrange(20)
+    question = _chat_prompt(task, random.Random(f"task {task}")).user
+    return Prompt(user=f"{question}\n\nThis is turn {index + 1}.", thinking=False)
+
+
 _MAKERS: dict[str, Callable[[int, random.Random], Prompt]] = {
     "repeat": _repeat_prompt,
     "chat": _chat_prompt,
     "mixed": _mixed_prompt,
+    "agent": _agent_prompt,
 }
 
 

@@ -181,6 +181,16 @@ def check_same_tokenizer(draft_folder: Path, target_folder: Path) -> str:
     )
 
 
+def added_token_ids(folder: Path) -> tuple[int, ...]:
+    """Ids of the tokens that a folder's tokenizer.json adds to its vocabulary, in rising order."""
+    file = find_file(folder, "tokenizer.json")
+    return (
+        ()
+        if file is None
+        else tuple(sorted(_added_ids(JsonKeys(read_json_object(file), str(file))).values()))
+    )
+
+
 def token_ids(file: Path) -> dict[str, int]:
     """The id of each token of a tokenizer.json, added ones among them.
 
@@ -193,10 +203,15 @@ def token_ids(file: Path) -> dict[str, int]:
     if vocabulary is None:
         keys.refuse("model", "an object with vocab")
     ids = {token: vocabulary.integer(token, 0, 1 << 24) for token in vocabulary.values}
+    return ids | _added_ids(keys)
+
+
+def _added_ids(keys: JsonKeys) -> dict[str, int]:
+    ids = {}
     added = keys.get("added_tokens")
     for entry in added if isinstance(added, list) else []:
         if isinstance(entry, dict):
-            one = JsonKeys(entry, f"{file}: added_tokens")
+            one = JsonKeys(entry, f"{keys.source}: added_tokens")
             content = one.get("content")
             if isinstance(content, str):
                 ids[content] = one.integer("id", 0, 1 << 24)

@@ -42,11 +42,8 @@ DRAFT_DTYPES = (*LOADABLE_DTYPES, "I64", "I32")
 TIED_SURPLUS = "lm_head.weight"
 TEXT_PREFIX = "model.language_model."
 """Of the text model's tensors, `model.` elsewhere, in a checkpoint that reads images as well."""
-OTHER_PARTS = {
-    "model.visual.": "it reads images",
-    "mtp.": "it drafts, which no method does with it yet",
-}
-"""Start of the names of tensors of parts that are left out -> why."""
+IMAGE_PREFIX = "model.visual."
+"""Of the tensors of such a checkpoint that read images, which are left out."""
 
 
 class SafetensorsFile:
@@ -163,17 +160,22 @@ def load_weights(
     draft_model: DraftModel | None = None,
     weight_format: WeightFormat | None = None,
     load_format: str = "auto",
+    other_parts: Mapping[str, str] | None = None,
 ) -> None:
     """Gives every tensor of the checkpoints to the runner; with "dummy" the target's are random.
 
-    `weight_format` is the target's, bfloat16 if there is none. All names, shapes and types are
-    checked before the first tensor is loaded.
+    `weight_format` is the target's, bfloat16 if there is none. `other_parts` are
+    parts of its files that are left out: start of their tensors' names -> why. All names, shapes
+    and types are checked before the first tensor is loaded.
 
     Raises:
         ConfigError: missing, surplus or mis-shaped tensors, with expected and found.
     """
     is_dummy = load_format == "dummy"
-    parts = [] if is_dummy else [_target_part(runner, folder, weight_format or WeightFormat())]
+    parts = []
+    if not is_dummy:
+        left_out = {IMAGE_PREFIX: "it reads images", **(other_parts or {})}
+        parts.append(_target_part(runner, folder, weight_format or WeightFormat(), left_out))
     if draft_model is not None:
         parts.append(_draft_part(runner, draft_model))
     for part in parts:
@@ -200,8 +202,12 @@ def load_weights(
     logger.info("weights: %.3f GB in %.1f s", done / 1e9, time.monotonic() - start)
 
 
-def target_tensors(folder: str | Path) -> dict[str, TensorInfo]:
-    """The engine's names of a checkpoint's tensors -> what its headers say; not of OTHER_PARTS.
+def target_tensors(
+    folder: str | Path, other_parts: Mapping[str, str] | None = None
+) -> dict[str, TensorInfo]:
+    """The engine's names of a checkpoint's tensors -> what its headers say.
+
+    Parts that are left out, which `load_weights` explains, are not among them.
 
     Raises:
         ConfigError: no weights, a broken file, or files and index that disagree.
@@ -211,7 +217,7 @@ def target_tensors(folder: str | Path) -> dict[str, TensorInfo]:
         tensors |= {
             engine_name(name): info
             for name, info in file.tensors.items()
-            if not name.startswith(tuple(OTHER_PARTS))
+            if not name.startswith((IMAGE_PREFIX, *(other_parts or ())))
         }
         file.close()
     return tensors
@@ -223,7 +229,12 @@ def engine_name(name: str) -> str:
     return name if inner == name else f"model.{inner}"
 
 
-def _target_part(runner: _C.Runner, folder: str | Path, weight_format: WeightFormat) -> _Part:
+def _target_part(
+    runner: _C.Runner,
+    folder: str | Path,
+    weight_format: WeightFormat,
+    other_parts: Mapping[str, str],
+) -> _Part:
     root = open_folder(folder)
     made = {scale.name for scale in weight_format.quantized.values() if weight_format.is_made}
     expected = {name: tuple(shape) for name, shape in runner.expected_tensors() if name not in made}
@@ -232,7 +243,7 @@ def _target_part(runner: _C.Runner, folder: str | Path, weight_format: WeightFor
     ignored = {
         name: reason
         for name in found
-        for prefix, reason in OTHER_PARTS.items()
+        for prefix, reason in other_parts.items()
         if name.startswith(prefix)
     }
     if TIED_SURPLUS not in expected:

@@ -63,6 +63,15 @@ def option_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for spec in all_drafters() for name in spec.options_by_name))
 
 
+def parts_of_targets() -> dict[str, str]:
+    """Start of the names of tensors in targets' files with which methods draft -> who does."""
+    return {
+        spec.target_prefix: f"--method {spec.name} drafts with it"
+        for spec in all_drafters()
+        if spec.target_prefix
+    }
+
+
 def examples(command: str) -> str:
     """Lines that show a command with every kind of draft model."""
     return "\n".join(

@@ -27,7 +27,7 @@ SPEC = DrafterSpec(
     max_num_speculative_tokens=32,
     is_default=True,
     copies_text=True,
-    aliases=("ngram_gpu",),
+    aliases=("ngram_gpu", "suffix"),
     options=(
         DrafterOption(
             name="ngram_min",

@@ -70,6 +70,29 @@ SUGGESTED_WINDOW = 256
 MAX_ONE_PASS_TREE_SIZE = 256
 
 
+def noise_option() -> DrafterOption:
+    """How a head draws drafts of sampled requests."""
+    return DrafterOption(
+        name=DRAFT_NOISE,
+        default=True,
+        help="Draw the drafts of sampled requests with the noise that the target's choice will "
+        "be drawn with (with --acceptance rejection: with noise of their own); off: always the "
+        "head's best.",
+    )
+
+
+def window_option() -> DrafterOption:
+    """How much of the context a head sees."""
+    return DrafterOption(
+        name=DRAFT_WINDOW,
+        default=0,
+        minimum=0,
+        maximum=1 << 24,
+        help="Tokens of the context that the head attends to, the last ones; 0: all. For texts "
+        "far longer than those that it was trained on.",
+    )
+
+
 def head_options(
     *, max_top_k: int, top_k_help: str, max_tree_size: int, tree_size_help: str
 ) -> tuple[DrafterOption, ...]:
@@ -81,21 +104,8 @@ def head_options(
             help="Layers of the target, from 0, whose outputs the head reads, such as 1,17,32. "
             "Default: what the head's config.json says.",
         ),
-        DrafterOption(
-            name=DRAFT_NOISE,
-            default=True,
-            help="Draw the drafts of sampled requests with the noise that the target's choice will "
-            "be drawn with (with --acceptance rejection: with noise of their own); off: always the "
-            "head's best.",
-        ),
-        DrafterOption(
-            name=DRAFT_WINDOW,
-            default=0,
-            minimum=0,
-            maximum=1 << 24,
-            help="Tokens of the context that the head attends to, the last ones; 0: all. For texts "
-            "far longer than those that it was trained on.",
-        ),
+        noise_option(),
+        window_option(),
         DrafterOption(name=DRAFT_TOP_K, default=1, minimum=1, maximum=max_top_k, help=top_k_help),
         DrafterOption(
             name=DRAFT_TREE_SIZE,
@@ -232,6 +242,8 @@ class DrafterSpec:
     aliases: tuple[str, ...] = ()
     """Other names of the method in vLLM's speculative config."""
     is_default: bool = False
+    target_prefix: str = ""
+    """Start of the names of its draft model's tensors, if that comes in the target's own files."""
     copies_text: bool = False
     """Whether its drafts are copied from the text so far, as those beside any other drafter are."""
     supports_rejection: bool = False

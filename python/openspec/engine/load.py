@@ -8,6 +8,7 @@ import time
 
 import msgspec
 
+from openspec import drafters
 from openspec.checkpoint.weights import load_weights
 from openspec.config import EngineConfig
 from openspec.engine.core.engine_core import EngineCore
@@ -44,6 +45,7 @@ class CompiledRunner(_C.Runner):
             reports_steps=request.source.speculative.detailed,
             grammar=None if request.grammar is None else request.grammar.result(),
             grammar_tally=request.grammar_tally,
+            owner=f"{request.source.owner}/{request.source.cache_salt}".encode(),
         )
         salt = request.source.cache_salt.encode()
         return self.add_sequence(request.token_ids, request.prompt_len, params, salt)
@@ -92,6 +94,7 @@ def load_engine(
         draft_model=chosen.draft_model,
         weight_format=planned.weight_format,
         load_format=config.load_format,
+        other_parts=drafters.parts_of_targets(),
     )
     phases.end("weights")
     runner.finish_loading()

@@ -31,7 +31,7 @@ from openspec.checkpoint.quantization.weight_format import (
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import DraftModel, target_tensors
 from openspec.config import TENSOR_PARALLEL_SIZES, EngineConfig
-from openspec.drafters import plain_method
+from openspec.drafters import parts_of_targets, plain_method
 from openspec.drafters.spec import (
     DRAFT_WINDOW,
     SUGGESTED_WINDOW,
@@ -127,7 +127,7 @@ def _weight_format(config: EngineConfig, model_config: ModelConfig) -> WeightFor
             f"--load-format dummy: {declared.source} says {declared.dialect}, which needs the "
             "files; take the config.json in bfloat16, with --quantization"
         )
-    return weight_format(target_tensors(config.model_path), declared)
+    return weight_format(target_tensors(config.model_path, parts_of_targets()), declared)
 
 
 def load_kernels_early(config: EngineConfig) -> None:
@@ -288,6 +288,7 @@ def _runner_config(
         max_draft_tokens=config.max_draft_tokens,
         max_grammar_drafts=MAX_GRAMMAR_DRAFTS,
         max_copied_drafts=config.max_copied_drafts,
+        draft_memory_bytes=config.draft_memory or 0,
         draft_depth=config.draft_depth,
         method=chosen.method,
         method_options=dict(chosen.options),

@@ -136,6 +136,22 @@ SPECULATIVE_SPELLINGS = (
         neutral=(1,),
         otherwise="a drafter is not shared by ranks, whatever tensor_parallel_size is; drop it",
     ),
+    Spelling(
+        ("suffix_decoding_max_cached_requests",),
+        int,
+        neutral=(0,),
+        otherwise="recent answers are kept by bytes: drop it, and set --draft-memory 64MiB",
+    ),
+    Spelling(
+        (
+            "suffix_decoding_max_tree_depth",
+            "suffix_decoding_max_spec_factor",
+            "suffix_decoding_min_token_prob",
+        ),
+        float,
+        neutral=ANYTHING,
+        note="how much is copied follows from measured times and acceptance",
+    ),
 )
 """Keys of vLLM's `speculative_config`."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from openspec.specs.layers import LayerSpec
-from openspec.specs.target import TargetSpec
+from openspec.specs.target import TargetSpec, TensorScale
 
 CaptureNorm = Literal["none", "slices", "whole"]
 
@@ -23,6 +24,8 @@ class HeadSpec:
     rms_norm_eps: float
     capture_layers: tuple[int, ...]
     """The target's layers, from 0, whose outputs it reads, in rising order."""
+    captures_normed: bool = False
+    """Whether it reads the last of the captured layers after the target's final norm."""
     draft_vocab_size: int
     has_embedding: bool
     """Whether it has an embedding of its own; else the target's serves."""
@@ -30,6 +33,10 @@ class HeadSpec:
     """Whether it has an output head of its own; else the target's serves."""
     has_token_map: bool
     """Whether a tensor maps its token ids to the target's."""
+    kept_tokens: tuple[int, ...] = ()
+    """Of a head that drafts a part of the target's vocabulary: tokens that are always in it."""
+    quantized: Mapping[str, TensorScale] = field(default_factory=dict)
+    """The tensors that come as e4m3 codes, and their scales."""
     mask_token: int = -1
     """What stands at positions whose token is not known; -1: nothing does."""
 
@@ -37,8 +44,6 @@ class HeadSpec:
     """A whole language model that drafts; `layers` and `rms_norm_eps` are its own."""
     unknown_token: int = 0
     """What such a model reads in place of tokens beyond its table."""
-    captures_normed: bool = False
-    """Whether it reads the last of the captured layers after the target's final norm."""
     has_projection_bias: bool = False
     """Whether what takes captured states into such a model has a bias."""
 

@@ -38,6 +38,8 @@ class RunnerConfig:
     max_copied_drafts: int = 0
     """Drafts of a sequence and step that are copied from its own text, in place of the drafter's;
     0: none."""
+    draft_memory_bytes: int = 0
+    """For recent answers, which drafts are copied from, too."""
     draft_depth: int = 0
     """Drafts one after another: fewer than max_draft_tokens for trees."""
     method: str = "none"

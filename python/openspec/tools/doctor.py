@@ -139,8 +139,14 @@ def examine(config: EngineConfig, measure: Measure) -> Iterator[str]:
     spec = get_drafter(config.method)
     setup = config.draft_setup(target)
     spec.validate(setup)
-    # Draft at every step, or a drafter that accepts little would soon not be asked.
-    config = dataclasses.replace(config, adaptive_speculation=False, stats_interval_s=0.0)
+    # Draft at every step, or a drafter that accepts little would soon not be asked; and alone.
+    config = dataclasses.replace(
+        config,
+        adaptive_speculation=False,
+        copied_drafts=False,
+        draft_memory=None,
+        stats_interval_s=0.0,
+    )
     yield (
         f"model: {config.model_path}: {target.num_layers} layers, hidden size "
         f"{target.hidden_size}, vocabulary {target.vocab_size}"

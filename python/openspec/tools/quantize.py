@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -27,12 +28,16 @@ from openspec.checkpoint.quantization.made import quantized
 from openspec.checkpoint.quantization.weight_format import MADE, WeightFormat, made_format
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import INDEX_FILE, checkpoint_files, engine_name
+from openspec.drafters import parts_of_targets
 from openspec.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
-OF_HYBRIDS = (r"re:.*\.in_proj_[ab]$", r"re:.*visual\..*", r"re:mtp\..*")
+OF_HYBRIDS = (
+    *(r"re:.*\.in_proj_[ab]$", r"re:.*visual\..*"),
+    *(f"re:{re.escape(part)}.*" for part in parts_of_targets()),
+)
 """Modules of hybrid models that stay as they are."""
 
 

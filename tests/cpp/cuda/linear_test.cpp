@@ -95,6 +95,45 @@ TEST(packs_piece_by_piece) {
   }
 }
 
+TEST(selects_outputs) {
+  const int n = 320, k = 176, count = 96;
+  const std::vector<uint16_t> rows = random_bf16(static_cast<size_t>(n) * k, 1.0f, 3);
+  const auto shape_of = [&](int outputs) {
+    return PackedLinear{.num_outputs = outputs, .num_inputs = k, .layout = LinearLayout::kTiles};
+  };
+  const auto pack = [&](const std::vector<uint16_t>& from, int outputs) {
+    auto packed = std::make_unique<DeviceBuffer>(from.size() * 2);
+    const DeviceBuffer source(from);
+    CHECK_CUDA(
+        linear_pack_cuda(shape_of(outputs), source.data(), 0, outputs, packed->data(), nullptr));
+    CHECK_CUDA(cudaDeviceSynchronize());
+    return packed;
+  };
+  std::vector<int32_t> outputs(count);
+  std::vector<uint16_t> chosen;
+  for (int i = 0; i < count; ++i) {
+    outputs[static_cast<size_t>(i)] = (i * 53 + 7) % n;
+    const auto row = rows.begin() + outputs[static_cast<size_t>(i)] * k;
+    chosen.insert(chosen.end(), row, row + k);
+  }
+  const auto whole = pack(rows, n), expected = pack(chosen, count);
+  const DeviceBuffer list(outputs), packed(chosen.size() * 2);
+  LinearSelectParams params = {.from = shape_of(n),
+                               .output = list.as<int32_t>(),
+                               .to = shape_of(count),
+                               .packed = packed.data()};
+  params.from.data = whole->data();
+  CHECK_CUDA(linear_select_cuda(params, nullptr));
+  CHECK_CUDA(cudaDeviceSynchronize());
+  CHECK(packed.download<uint16_t>() == expected->download<uint16_t>());
+  CHECK(packed.guard_is_whole());
+  params.to.num_outputs = 90;
+  CHECK_EQ(linear_select_cuda(params, nullptr), static_cast<int>(cudaErrorInvalidValue));
+  params.to.num_outputs = count;
+  params.from.format = MatrixFormat::kE4M3;
+  CHECK_EQ(linear_select_cuda(params, nullptr), static_cast<int>(cudaErrorInvalidValue));
+}
+
 TEST(matches_the_reference) {
   for (const Shape& shape : shapes()) {
     Problem& problem = problem_of(shape);

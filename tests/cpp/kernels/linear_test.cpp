@@ -171,3 +171,36 @@ TEST(packing_pads_with_zeros) {
     }
   }
 }
+
+TEST(selected_outputs_are_packed_as_their_rows_are) {
+  Rng rng(5);
+  ThreadPool threads(3);
+  for (const LinearLayout layout : {LinearLayout::kLines, LinearLayout::kPairs}) {
+    const Matrix whole(rng, 150, 96, LinearEpilogue::kNone, layout);
+    // Some of them twice, and panels that are not whole.
+    const std::vector<int32_t> outputs = {149, 0,  3,  3,  31,  32,  33, 64, 100, 148, 17, 2,
+                                          5,   8,  9,  1,  120, 121, 40, 41, 42,  43,  44, 45,
+                                          46,  47, 48, 49, 50,  51,  52, 53, 54,  55,  16};
+    std::vector<float> rows;
+    for (const int32_t output : outputs) {
+      const auto row = whole.values.begin() + output * whole.num_inputs;
+      rows.insert(rows.end(), row, row + whole.num_inputs);
+    }
+    const Matrix expected(rng, static_cast<int>(outputs.size()), 96, LinearEpilogue::kNone, layout,
+                          rows);
+    std::vector<uint8_t> packed(expected.packed.size(), 0xee);
+    linear_select_cpu({.pool = &threads}, {.from = whole.view,
+                                           .output = outputs.data(),
+                                           .to = expected.view,
+                                           .packed = packed.data()});
+    CHECK(packed == expected.packed);
+  }
+  const Matrix gated(rng, 64, 32, LinearEpilogue::kSwiGlu);
+  std::vector<uint8_t> packed(gated.packed.size());
+  const int32_t output = 0;
+  CHECK_THROWS(
+      linear_select_cpu(
+          {.pool = &threads},
+          {.from = gated.view, .output = &output, .to = gated.view, .packed = packed.data()}),
+      EngineError, "of the same inputs and layout");
+}

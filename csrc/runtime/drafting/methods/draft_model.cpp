@@ -199,19 +199,8 @@ class ParallelDrafter final : public OnePassDrafter<LanguageModelDrafter> {
                             .other_row = at<int32_t>(at_.zeros),
                             .other_in = at<void>(at_.no_states)});
     if (!head_.captures_normed) return;
-    const int width = head_.target_hidden_size;
-    void* last =
-        static_cast<std::byte*>(states()) + row_bytes(head_.states_width()) - row_bytes(width);
-    ops::rms_norm(exec, {.residual = last,
-                         .residual_stride = head_.states_width(),
-                         .weight = target_.norm.weight,
-                         .out = last,
-                         .out_stride = head_.states_width(),
-                         .num_rows = rows.num_rows,
-                         .width = width,
-                         .eps = target_.norm.eps,
-                         .rounds_once = target_.norm.rounds_once,
-                         .dtype = config_.dtype});
+    norm_last(exec, target_.norm, states(), rows.num_rows, head_.states_width(),
+              head_.target_hidden_size);
   }
 
   void propose_blocks(const ExecContext& exec, const TableView& table,

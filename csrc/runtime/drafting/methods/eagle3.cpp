@@ -1,22 +1,20 @@
-#include "runtime/drafting/methods/eagle3.h"
+#include "model/heads/eagle3.h"
 
 #include <algorithm>
+
+#include "runtime/drafting/feature_drafter.h"
 
 namespace openspec {
 namespace {
 
-constexpr int kMaxDepth = 15;
 constexpr int kMaxTopK = 10;
 
 /// Autoregressive drafts from a head over the target's features: chains, or with draft_top_k above
 /// 1 trees.
-class Eagle3Drafter final : public Eagle3HeadDrafter {
+class Eagle3Drafter final : public ChainDrafter<Eagle3> {
  public:
   explicit Eagle3Drafter(const RunnerConfig& config)
-      : Eagle3HeadDrafter(config),
-        shape_{config.num_depths(), config.integer("draft_top_k", 1, 1, kMaxTopK)} {
-    OPENSPEC_CHECK_ARG(shape_.depth >= 1 && shape_.depth <= kMaxDepth,
-                       "draft_depth must be in [1, ", kMaxDepth, "], got ", shape_.depth);
+      : ChainDrafter(config), shape_{depth(), config.integer("draft_top_k", 1, 1, kMaxTopK)} {
     OPENSPEC_CHECK_ARG(config.max_draft_tokens <= shape_.num_nodes(), "a tree of ",
                        config.max_draft_tokens, " drafts, ", shape_.num_nodes(), " are made");
     max_proposals_ = std::min(config.max_num_seqs, config.limits().max_rows);
@@ -28,10 +26,6 @@ class Eagle3Drafter final : public Eagle3HeadDrafter {
     needs_.num_draft_entries = num_tree_rows();
     plan();
     declare_head(limits());
-  }
-
-  DraftLogits draft_logits() override {
-    return kept_logits(at<float>(at_.logits), depth_stride(), at<int32_t>(at_.logits_row));
   }
 
   void propose(const ExecContext& exec, const TableView& table,
@@ -47,57 +41,13 @@ class Eagle3Drafter final : public Eagle3HeadDrafter {
   }
 
  private:
-  struct Places {
-    size_t chosen, logits, logits_row;
-    // of trees
+  struct Places {  // of trees
     size_t node_token, node_parent, node_score, row_node, order, parent_row, frontier_row,
         root_outputs;
   };
 
   bool makes_trees() const { return shape_.top_k > 1; }
-  /// Logits of one depth; where they are not kept, all depths share a place.
-  float* logits_of(int depth) {
-    return at<float>(at_.logits) + (keeps_logits() ? depth * depth_stride() : 0);
-  }
-  int64_t depth_stride() const {  // floats, whole lines of 256 bytes
-    return (int64_t{max_proposals_} * head_.draft_vocab_size + 63) / 64 * 64;
-  }
   int num_tree_rows() const { return makes_trees() ? shape_.num_rows() : 0; }
-
-  void propose_chains(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted) {
-    DraftRows rows = draft_rows(wanted.num_seqs, wanted.num_seqs);
-    OPENSPEC_CHECK(wanted.num_seqs <= max_proposals_, wanted.num_seqs, " chains, at most ",
-                   max_proposals_);
-    for (int depth = 0; depth <= wanted.max_drafts; ++depth) {
-      ops::chain_rows(exec, {.table = table,
-                             .seq = wanted.seq,
-                             .num_wanted = wanted.num_wanted,
-                             .num_seqs = wanted.num_seqs,
-                             .max_drafts = wanted.max_drafts,
-                             .depth = depth,
-                             .page_size = config_.page_size,
-                             .chosen = at<int32_t>(at_.chosen),
-                             .out = rows,
-                             .drafts = wanted.drafts,
-                             .num_drafts = wanted.num_drafts,
-                             .row_of_seq = keeps_logits() ? at<int32_t>(at_.logits_row) : nullptr});
-      if (depth == wanted.max_drafts) break;
-      set_last_logits(logits_of(depth), wanted.num_seqs);
-      if (depth == 0) {
-        copy_rows(exec, rows.source, feature_of_slot(), hidden(), rows.num_rows, head_.hidden_size);
-      }
-      run(exec, table, rows, wanted.expected_kv_len);
-      model_->logits(exec, target_.head, nullptr, rows.num_rows, logits_of(depth));
-      draw(exec, table,
-           {.rows = rows.batch(),
-            .sample_row = rows.row_span,  // a row's own number; -1: padding
-            .num_samples = rows.num_rows,
-            .logits = logits_of(depth),
-            .vocab_size = head_.draft_vocab_size,
-            .token_of = token_of(),
-            .chosen = at<int32_t>(at_.chosen)});
-    }
-  }
 
   /// All trees together, level by level. At every level the rows so far run again: a span is a
   /// whole one.
@@ -119,7 +69,7 @@ class Eagle3Drafter final : public Eagle3HeadDrafter {
     void* root_outputs = at<void>(at_.root_outputs);
     copy_rows(exec, roots.source, feature_of_slot(), root_outputs, num_seqs, head_.hidden_size);
     run(exec, table, roots, wanted.expected_kv_len, root_outputs);
-    model_->logits(exec, target_.head, nullptr, num_seqs, at<float>(at_.logits));
+    model_->logits(exec, target_.head, nullptr, num_seqs, logits_of(0));
     find_best(exec, table, roots, roots.row_span, num_seqs);
     for (int level = 1; level <= shape_.depth; ++level) {
       const DraftRows rows = draft_rows(num_seqs * level * shape_.top_k, num_seqs);
@@ -148,8 +98,7 @@ class Eagle3Drafter final : public Eagle3HeadDrafter {
       std::swap(outputs, next);
       run(exec, table, rows, wanted.expected_kv_len, outputs, /*may_have_trees=*/true);
       const int32_t* frontier_row = at<int32_t>(at_.frontier_row);
-      model_->logits(exec, target_.head, frontier_row, num_seqs * shape_.top_k,
-                     at<float>(at_.logits));
+      model_->logits(exec, target_.head, frontier_row, num_seqs * shape_.top_k, logits_of(0));
       find_best(exec, table, rows, frontier_row, num_seqs * shape_.top_k);
     }
     ops::pick_drafts(exec, {.trees = trees,
@@ -166,12 +115,12 @@ class Eagle3Drafter final : public Eagle3HeadDrafter {
   /// The best drafts after rows, whose logits are there.
   void find_best(const ExecContext& exec, const TableView& table, const DraftRows& rows,
                  const int32_t* row, int count) {
-    set_last_logits(at<float>(at_.logits), count);
+    set_last_logits(logits_of(0), count);
     NetworkDrafter::find_best(exec, table,
                               {.rows = rows.batch(),
                                .sample_row = row,
                                .num_samples = count,
-                               .logits = at<float>(at_.logits),
+                               .logits = logits_of(0),
                                .vocab_size = head_.draft_vocab_size,
                                .token_of = token_of(),
                                .top_k = shape_.top_k});
@@ -186,17 +135,11 @@ class Eagle3Drafter final : public Eagle3HeadDrafter {
   }
 
   void plan() {
-    const int rows = limits().max_rows, seqs = config_.max_num_seqs;
+    const int rows = limits().max_rows;
     const int logits_rows = limits().max_logits_rows;
     plan_rows(rows, std::max(1, num_tree_rows()));
     plan_kept(rows);
-    at_.chosen = take(seqs, sizeof(int32_t));
-    if (keeps_logits()) {
-      at_.logits = take(shape_.depth, static_cast<size_t>(depth_stride()) * sizeof(float));
-      at_.logits_row = take(seqs, sizeof(int32_t));
-    } else {
-      at_.logits = take(logits_rows, logits_bytes());
-    }
+    plan_chains(max_proposals_, logits_rows);
     if (!makes_trees()) {
       plan_draws(max_proposals_, head_.draft_vocab_size);
       return;

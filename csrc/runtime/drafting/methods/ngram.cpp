@@ -40,8 +40,9 @@ class NgramDrafter final : public Drafter {
     params.max_drafts = num_drafts;
     params.max_match_len = config.integer("ngram_max", 4, 1, 64);
     params.min_match_len = config.integer("ngram_min", std::min(2, params.max_match_len), 1, 64);
-    OPENSPEC_CHECK_ARG(params.min_match_len <= params.max_match_len, "ngram_min (", params.min_match_len,
-                       ") must not exceed ngram_max (", params.max_match_len, ")");
+    OPENSPEC_CHECK_ARG(params.min_match_len <= params.max_match_len, "ngram_min (",
+                       params.min_match_len, ") must not exceed ngram_max (", params.max_match_len,
+                       ")");
     params.max_lookback = config.integer("max_lookback", 4096, 2, 1 << 20);
     return params;
   }

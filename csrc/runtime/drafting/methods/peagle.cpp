@@ -1,4 +1,5 @@
-#include "runtime/drafting/methods/eagle3.h"
+#include "model/heads/eagle3.h"
+#include "runtime/drafting/feature_drafter.h"
 #include "runtime/drafting/one_pass_drafter.h"
 
 namespace openspec {
@@ -8,7 +9,7 @@ constexpr int kMaxDepth = 63;
 
 /// All drafts in one pass: after the last known token's row stand rows of masks, whose feature is
 /// a constant of the head, and every row drafts the token of its depth.
-class PEagleDrafter final : public OnePassDrafter<Eagle3HeadDrafter> {
+class PEagleDrafter final : public OnePassDrafter<FeatureDrafter<Eagle3>> {
  public:
   explicit PEagleDrafter(const RunnerConfig& config) : OnePassDrafter(config) {
     OPENSPEC_CHECK_ARG(head_.mask_token >= 0 && head_.mask_token < head_.vocab_size,

@@ -140,8 +140,7 @@ def read_dialect(keys: JsonKeys, options: Options) -> BlockDialect:
     """
     kind, inner = keys.get("speculators_model_type"), keys.object("dflash_config")
     if kind not in (None, "dflash", "dflash2", "dspark"):
-        heads = {"xpress": "XPress's", "mtp": "MTP"}
-        named = heads.get(kind, "other methods'") if isinstance(kind, str) else "such"
+        named = "XPress's" if kind == "xpress" else "other methods'"
         remedy = f"{named} heads are not supported here"
         keys.refuse("speculators_model_type", '"dflash", "dflash2" or "dspark"', remedy)
     if kind is None and inner is None and keys.get("target_layer_ids") is None:

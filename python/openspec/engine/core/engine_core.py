@@ -138,6 +138,7 @@ class EngineCore:
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes."""
         self._runner.reset_prefix_cache()
+        self._runner.forget_answers()
         self._publish_kv_events()
 
     def close(self) -> None:

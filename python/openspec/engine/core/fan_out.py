@@ -20,6 +20,7 @@ def engine_request(
     default_seed: int | None = None,
     priority: int = 0,
     cache_salt: str = "",
+    owner: str = "",
     speculative: SpeculativeOptions | None = None,
     grammar: str = "",
 ) -> EngineRequest:
@@ -46,6 +47,7 @@ def engine_request(
         ),
         priority=priority,
         cache_salt=cache_salt,
+        owner=owner,
         speculative=speculative or SpeculativeOptions(),
         grammar=grammar,
     )

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 import msgspec
 
@@ -95,6 +96,7 @@ class Job:
                 default_seed=context.engine_config.seed,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt or "",
+                owner=sha256(arrival.owner).hexdigest() if arrival.owner is not None else "",
                 speculative=speculative,
                 grammar="" if grammar is None else grammar.key,
             )
