@@ -19,11 +19,14 @@ double ExpertSharing::expected(int num_seqs, double num_rows) const {
 }
 
 void ExpertSharing::observe(int num_seqs, int num_rows, double num_experts) {
-  // Where nearly all experts have rows, their number says little of the rows'.
-  constexpr double kMostShare = 0.9;
-  if (num_experts > kMostShare * num_experts_ || num_rows < 2 || num_seqs < 1) return;
+  // Where nearly all experts are expected to have rows, their number says little of the rows'. Were
+  // it left out by what came, steps of few experts would be all that counts.
+  constexpr double kMostShare = 0.9, kLeastMissed = 0.01;
+  if (num_rows < 2 || num_seqs < 1) return;
+  if (expected(num_seqs, num_rows) > kMostShare * num_experts_) return;
   const double missed = 1.0 - static_cast<double>(top_k_) / num_experts_;
-  const double further = std::log(1.0 - num_experts / num_experts_) / std::log(missed) - 1.0;
+  const double left = std::max(1.0 - num_experts / num_experts_, kLeastMissed);
+  const double further = std::log(left) / std::log(missed) - 1.0;
   if (num_rows > num_seqs) {
     drafts_.observe(further - of_sequences() * (num_seqs - 1), num_rows - num_seqs);
   } else {

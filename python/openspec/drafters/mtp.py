@@ -119,9 +119,10 @@ def _quantized(checkpoint: DraftCheckpoint) -> dict[str, TensorScale]:
     declared = read_declared(checkpoint.folder, checkpoint.keys)
     if declared is None or all(info.dtype != CODES for info in infos.values()):
         return {}
-    as_here = lambda name: PREFIX + name.removeprefix("model.")  # noqa: E731
     return {
-        as_here(name): replace(scale, name=as_here(scale.name))
+        PREFIX + name.removeprefix("model."): replace(
+            scale, name=PREFIX + scale.name.removeprefix("model.")
+        )
         for name, scale in weight_format(infos, declared).quantized.items()
     }
 
