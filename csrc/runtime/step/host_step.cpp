@@ -361,8 +361,12 @@ std::vector<StepKind> HostStep::step_kinds() const {
   const bool is_costly = context_.drafter.needs().is_costly;
   add(1, false);
   if (is_costly) add(1, true);
+  // A drafter's own drafts: a busy machine may have time for no other, and by the rows of longer
+  // copies these would seem dearer than they are.
+  const int own_rows = config.max_draft_tokens > 0 ? 1 + config.max_draft_tokens : rows_per_seq;
+  add(std::min(most, own_rows), false);
+  add(std::min(most, kManySeqs * own_rows), false);
   add(std::min(most, rows_per_seq), false);
-  add(std::min(most, kManySeqs * rows_per_seq), false);
   for (int rows = 2; rows < most; rows *= 2) {
     add(rows, false);
     if (is_costly && rows <= config.max_num_seqs) add(rows, true);
