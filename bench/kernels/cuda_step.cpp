@@ -210,7 +210,7 @@ RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ra
   if (method == "mtp") {
     config.max_draft_tokens = 3;
     HeadSpec& head = config.head.emplace();
-    head.layers = {{attention, shape.head_mlp()}};
+    head.layers = {{attention_of(shape), shape.head_mlp()}};
     head.capture_layers = {shape.num_layers - 1};
     head.captures_normed = true;
     head.draft_vocab_size = 32768;
