@@ -57,7 +57,7 @@ class EngineConfig:
     """When a draft of a sampled request is accepted. match: if it equals the token that plain
     decoding would draw, so that the text is plain decoding's. rejection: rejection sampling, which
     accepts a little more and keeps the distribution of texts, but not the text of a seed."""
-    copied_drafts: bool = True
+    copied_drafts: bool = False
     """Beside a draft model or head, also draft what followed where the text so far repeats itself,
     wherever that promises more. Never changes text. Has no effect with --acceptance rejection."""
     draft_memory: int | None = number(None, 1 << 17, 1 << 34, is_bytes=True)
@@ -157,7 +157,8 @@ class EngineConfig:
     def max_copied_drafts(self) -> int:
         """Drafts per sequence and step that are copied, in place of the method's; 0: none."""
         spec = self.drafter
-        has_them = self.copied_drafts and self.acceptance == "match" and self.draft_depth > 0
+        wanted = self.copied_drafts or self.draft_memory is not None
+        has_them = wanted and self.acceptance == "match" and self.draft_depth > 0
         # What copies itself knows the text so far, and no other answers.
         has_others = self.draft_memory is not None or not spec.copies_text
         has_them = has_them and has_others and spec.build is None
@@ -226,7 +227,7 @@ class EngineConfig:
         if self.draft_memory is not None and self.max_copied_drafts == 0:
             raise ConfigError(
                 "draft_memory is for drafts that are copied, and there are none: drop it, or take "
-                "a method that drafts, --copied-drafts and --acceptance match"
+                "a method that drafts, and --acceptance match"
             )
         for kind, source in (("model", self.model), ("draft model", self.draft_model)):
             if source is not None:

@@ -82,6 +82,8 @@ STRANGER = "draft_model stranger"
 
 VARIANTS: dict[str, dict[str, object]] = {
     **TREES,
+    "eagle3 copies": {"method": "eagle3", "copied_drafts": True},
+    "eagle3 copies tree": {"method": "eagle3", "copied_drafts": True, "draft_top_k": 4},
     "eagle3 long": {"method": "eagle3", "num_speculative_tokens": 15},
     "eagle3 deep tree": {"method": "eagle3", "num_speculative_tokens": 15, "draft_top_k": 3},
     "eagle3 window": {"method": "eagle3", "draft_window": 24},
@@ -108,6 +110,16 @@ PARTS_OF_VOCABULARY = ("mtp vocabulary",)
 SELECTORS = ("dflash selector", "dflash selector tree")
 """Variants that share all but their forward pass with others: a commit runs them in a gate of their
 own (test_selector_heads), `--full` in all."""
+
+LEFT_TO_FULL = (
+    *SELECTORS,
+    "eagle3 copies tree",
+    "mtp vocabulary",
+    "draft_model states",
+    "draft_model short",
+    "draft_model long",
+)
+"""Variants whose kind others of a commit's run have."""
 
 
 def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
@@ -160,7 +172,8 @@ def every_drafter() -> list[object]:
     """Parameters of `drafter_name`."""
     names = [*available_drafters(), *VARIANTS, *PYTHON_DRAFTERS]
     return [
-        pytest.param(name, marks=pytest.mark.full) if name in SELECTORS else name for name in names
+        pytest.param(name, marks=pytest.mark.full) if name in LEFT_TO_FULL else name
+        for name in names
     ]
 
 

@@ -35,7 +35,10 @@ def test_copies_beside_a_drafter(
 ) -> None:
     batch = repeating(kind)
     expected = texts(reference(batch))
-    settings = drafter_settings(drafter_name) | {"adaptive_speculation": False}
+    settings = drafter_settings(drafter_name) | {
+        "adaptive_speculation": False,
+        "copied_drafts": True,
+    }
     core = make_core(**settings, max_num_seqs=concurrency)
     assert texts(run(core, batch)) == expected
     stats = core.stats()
@@ -46,27 +49,20 @@ def test_copies_beside_a_drafter(
         assert stats.num_accepted_copied_tokens > 20
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
-def test_copies_can_be_turned_off(drafter_name: str, adaptive: bool, reference: Reference) -> None:
-    batch = repeating("mixed")
-    settings = {"adaptive_speculation": adaptive, **drafter_settings(drafter_name)}
-    core = make_core(**settings, copied_drafts=False)
-    assert texts(run(core, batch)) == texts(reference(batch))
-    assert core.stats().num_copied_tokens == 0
-
-
 def test_a_request_limits_copies_too(drafter_name: str, reference: Reference) -> None:
     batch = [
         dataclasses.replace(job, speculative=SpeculativeOptions(num_speculative_tokens=limit))
         for limit, job in enumerate(repeating("greedy"))
     ]
-    core = make_core(**drafter_settings(drafter_name))
+    core = make_core(**drafter_settings(drafter_name) | {"copied_drafts": True})
     assert texts(run(core, batch)) == texts(reference(batch))
 
 
 def test_rejection_sampling_does_without(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    core = make_core(method="eagle3", acceptance="rejection", adaptive_speculation=False)
+    core = make_core(
+        method="eagle3", acceptance="rejection", copied_drafts=True, adaptive_speculation=False
+    )
     assert core.info.max_copied_drafts == 0
     assert "copied from the text are off: --acceptance rejection" in caplog.text
     run(core, repeating("sampled"))

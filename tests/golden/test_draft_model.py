@@ -31,7 +31,6 @@ def steps_here(prompt: list[int], folder: Path) -> Iterator[StepDetail]:
         draft_model=str(folder),
         num_speculative_tokens=NUM_DRAFTS,
         adaptive_speculation=False,
-        copied_drafts=False,
     )
     core.add_request(
         EngineRequest(

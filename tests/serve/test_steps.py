@@ -85,7 +85,7 @@ def test_a_stop_string_cuts_the_last_step(server: RunningServer) -> None:
 def real() -> Iterator[RealServer]:
     arguments = ("--kv-cache-memory", "64MiB", "--no-adaptive-speculation", "--method", "eagle3")
     # What earlier requests were like has a say in whether copies are taken.
-    options = ("--method-option", "draft_top_k=3", "--no-copied-drafts")
+    options = ("--method-option", "draft_top_k=3")
     with real_server(*arguments, *options) as server:
         yield server
 
@@ -193,7 +193,7 @@ def test_the_same_everywhere(real: RealServer) -> None:
     assert off["message"] == response["choices"][0]["message"]
 
     settings = {"kv_cache_memory": "64MiB", "adaptive_speculation": False, "method": "eagle3"}
-    with LLM(**settings, copied_drafts=False, method_options={"draft_top_k": 3}) as llm:
+    with LLM(**settings, method_options={"draft_top_k": 3}) as llm:
         output = llm.chat(
             QUESTION,
             SamplingParams(max_tokens=40, temperature=0.0),

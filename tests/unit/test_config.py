@@ -310,7 +310,7 @@ def test_import_is_light() -> None:
 def test_copies_beside_a_drafter(
     method: str, settings: dict[str, object], has_copies: bool
 ) -> None:
-    config = config_from_settings({"method": method, **settings})
+    config = config_from_settings({"method": method, "copied_drafts": True, **settings})
     assert (config.max_copied_drafts > 0) == has_copies
 
 
@@ -321,7 +321,6 @@ def test_memory_of_answers() -> None:
         assert (config.draft_memory, config.max_copied_drafts > 0) == (64 << 20, True)
     refused: list[dict[str, object]] = [
         {"method": "none"},
-        {"method": "eagle3", "copied_drafts": False},
         {"method": "eagle3", "acceptance": "rejection"},
     ]
     for settings in refused:

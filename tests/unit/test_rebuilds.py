@@ -17,8 +17,9 @@ KERNELS = CSRC / "kernels"
 # compiled up to 58 of them. 25 until ranks exchanged sums (three sources) and weights had codes and
 # scales (a source, and the tile of a product that attention's four copies share): six more. Experts
 # multiply as linears do: routing and experts, each in three copies, their part, target and op, and
-# a layer with a running state: eleven more.
-MAX_OBJECTS = 42
+# a layer with a running state: eleven more. Heads that are a whole model or a target's own layer,
+# their drafters, and head rows that are copied: seven more.
+MAX_OBJECTS = 49
 
 # Not contracts: what the sequence table and the runtime hold of a family. No op is declared there.
 HELD = (

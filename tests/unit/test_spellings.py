@@ -29,8 +29,8 @@ from openspec.settings.spellings import REMOVED, SPECULATIVE_SPELLINGS, SPELLING
 from openspec.text.pool import NUM_THREADS
 from openspec.tools import doctor
 
-MAX_FLAGS, MAX_GROUPS = 59, 8
-"""The last: --load-format, for shapes whose weights are not at hand or larger than a disk."""
+MAX_FLAGS, MAX_GROUPS = 65, 8
+"""The last: copies beside a head and their memory (2), and what a server keeps to train on (4)."""
 SERVER = group_of("server", ServeConfig)
 
 Parse = Callable[[str, str | None], Mapping[str, object]]

@@ -143,7 +143,6 @@ def examine(config: EngineConfig, measure: Measure) -> Iterator[str]:
     config = dataclasses.replace(
         config,
         adaptive_speculation=False,
-        copied_drafts=False,
         draft_memory=None,
         stats_interval_s=0.0,
     )
