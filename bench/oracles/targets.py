@@ -65,6 +65,7 @@ def logits_of_openspec(
     from openspec import _C
     from openspec.checkpoint.targets.config import ModelConfig
     from openspec.checkpoint.weights import load_weights
+    from openspec.drafters import parts_of_targets
     from openspec.messages import SamplingParams
     from openspec.specs.runner import RunnerConfig
 
@@ -90,7 +91,7 @@ def logits_of_openspec(
     )
     num_pages = NUM_TOKENS // 16 + 1 + _C.memory_plan(config).num_base_pages
     runner = _C.Runner(config, num_pages)
-    load_weights(runner, folder)
+    load_weights(runner, folder, other_parts=parts_of_targets())
     params = _C.SequenceParams(SamplingParams(temperature=0.0), max_tokens=1, num_prompt_logprobs=0)
     slot = runner.add_sequence(token_ids, len(token_ids), params)
     lease = runner.reserve([(slot, len(token_ids), 0)])

@@ -6,12 +6,12 @@
 
 namespace openspec {
 
-// Tokens that the end of a text has in common with an earlier place, to be copied from there; more
-// are not compared.
-inline constexpr int kMinMatchLen = 2, kMaxMatchLen = 16;
+// Tokens that the end of a text has in common with an earlier place, to be copied from there. After
+// fewer a drafter is right more often, whatever chance says for a while; more are not compared.
+inline constexpr int kMinMatchLen = 4, kMaxMatchLen = 16;
 /// Copies are the likelier the longer the match. Their acceptance is estimated by class, each of
 /// matches twice as long as those of the one before.
-inline constexpr int kNumMatchClasses = 4;
+inline constexpr int kNumMatchClasses = 3;
 
 OPENSPEC_HD int match_class(int match_len) {
   int number = 0;

@@ -48,8 +48,7 @@ class CopyEstimate {
  public:
   /// What is expected of copies before any was seen.
   CopyEstimate()
-      : by_class_{AcceptanceEstimate(0.4), AcceptanceEstimate(0.6), AcceptanceEstimate(0.8),
-                  AcceptanceEstimate(0.9)} {}
+      : by_class_{AcceptanceEstimate(0.6), AcceptanceEstimate(0.8), AcceptanceEstimate(0.9)} {}
   /// A sequence's own, which begins with what others have shown.
   static CopyEstimate like(const CopyEstimate& others);
 

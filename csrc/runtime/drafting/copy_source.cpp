@@ -7,9 +7,7 @@ namespace openspec {
 CopyLookup copy_lookup_of(const RunnerConfig& config) {
   CopyLookupParams params;
   params.max_drafts = config.max_copied_drafts;
-  // After fewer tokens that are alike a drafter is right more often, whatever chance says for a
-  // while.
-  params.min_match_len = 2 * kMinMatchLen;
+  params.min_match_len = kMinMatchLen;
   params.max_match_len = kMaxMatchLen;
   return {params, config.max_copied_drafts > 0 ? config.max_num_seqs : 0, config.device};
 }

@@ -415,21 +415,21 @@ TEST(an_offer_that_follows_is_as_likely_as_it_lasts) {
 
 TEST(copies_are_known_by_the_length_of_their_match) {
   CHECK_EQ(match_class(kMinMatchLen), 0);
-  CHECK_EQ(match_class(3), 0);
-  CHECK_EQ(match_class(4), 1);
+  CHECK_EQ(match_class(7), 0);
+  CHECK_EQ(match_class(8), 1);
   CHECK_EQ(match_class(kMaxMatchLen), kNumMatchClasses - 1);
   CHECK_EQ(match_class(1000), kNumMatchClasses - 1);
   CopyEstimate all;
-  const double unseen = all.ratio(4);
+  const double unseen = all.ratio(8);
   CHECK_GT(all.ratio(kMaxMatchLen), unseen);
-  for (int i = 0; i < 50; ++i) all.observe(2, 1, 0);
-  CHECK_LT(all.ratio(3), 0.05);
-  CHECK_EQ(all.ratio(4), unseen);
+  for (int i = 0; i < 50; ++i) all.observe(4, 1, 0);
+  CHECK_LT(all.ratio(7), 0.05);
+  CHECK_EQ(all.ratio(8), unseen);
   // A sequence begins with what others have shown, and soon goes by its own.
   CopyEstimate own = CopyEstimate::like(all);
-  CHECK_NEAR(own.ratio(2), all.ratio(2), 1e-12);
-  for (int i = 0; i < 10; ++i) own.observe(2, 5, 5);
-  CHECK_GT(own.ratio(2), 0.8);
+  CHECK_NEAR(own.ratio(4), all.ratio(4), 1e-12);
+  for (int i = 0; i < 10; ++i) own.observe(4, 5, 5);
+  CHECK_GT(own.ratio(4), 0.8);
 }
 
 TEST(drafts_are_worth_what_they_bring_beyond_their_rows) {
