@@ -113,7 +113,10 @@ own (test_selector_heads), `--full` in all."""
 
 LEFT_TO_FULL = (
     *SELECTORS,
+    "eagle3 copies",
     "eagle3 copies tree",
+    "draft_model tree",
+    STRANGER,
     "mtp vocabulary",
     "draft_model states",
     "draft_model short",
