@@ -8,7 +8,7 @@
 #   bench/gpu_check.sh [STAGE ...]
 #
 # Stages: build, tests, kernels, step, serve; cpp_tests, py_tests, gates, sanitizer, equality, methods, grammar, compare,
-# replicas, ranks (of all GPUs of the machine; 9 minutes on four H100 with 64 cores, `build` included).
+# replicas, ranks (of all GPUs of the machine, two at least).
 #
 # `compare` runs this build's bench_cuda_step and another's, OLD_STEP, in turn: what a change costs a step.
 #

@@ -519,7 +519,7 @@ void time_graphs(Runner& runner, const std::string& method, const FloorOf& floor
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   std::string json = "{";
   // Before CUDA is first used: what GPUs that share a target need.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
@@ -621,4 +621,7 @@ int main(int argc, char** argv) {
     std::fclose(file);
   }
   return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }

@@ -32,9 +32,9 @@ class LanguageModelDrafter : public HeadDrafter<LanguageModel> {
 
 /// Drafts token by token. The output of the last known token's row is state, too: so the pass over
 /// what a step has committed gives the first draft of the next.
-class ChainDrafter final : public LanguageModelDrafter {
+class LanguageModelChain final : public LanguageModelDrafter {
  public:
-  explicit ChainDrafter(const RunnerConfig& config)
+  explicit LanguageModelChain(const RunnerConfig& config)
       : LanguageModelDrafter(config),
         max_chains_(std::min(config.max_num_seqs, limits().max_rows)) {
     const int depth = config.num_depths();
@@ -222,7 +222,7 @@ class ParallelDrafter final : public OnePassDrafter<LanguageModelDrafter> {
 
 std::unique_ptr<Drafter> make(const RunnerConfig& config) {
   if (config.the_head().mask_token >= 0) return std::make_unique<ParallelDrafter>(config);
-  return std::make_unique<ChainDrafter>(config);
+  return std::make_unique<LanguageModelChain>(config);
 }
 
 const DrafterRegistration kRegistration("draft_model", make);
