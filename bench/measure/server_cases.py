@@ -107,7 +107,7 @@ def in_turn(
 ) -> Report:
     """`turns` of one workload, so many requests at a time."""
     size = min(server.about.vocab_size for server in servers.values())
-    num_prompts = args.num_prompts or 2 * count
+    num_prompts = args.num_prompts or max(8, 2 * count)
     if workload.endswith(".jsonl"):
         work = load_dataset(Path(workload), num_prompts, 0)
     else:
