@@ -37,8 +37,7 @@ double milliseconds_since(Clock::time_point start) {
   return 1e3 * std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-constexpr int kNumPages = 2880;  // of 16 tokens: 64 requests and their drafts
-constexpr int kNumStates = 3;    // of a request with a running state, at most
+constexpr int kNumStates = 3;  // of a request with a running state, at most
 
 /// What is decoded, all at once.
 struct Work {
@@ -46,6 +45,9 @@ struct Work {
   bool samples = false;  // every other request
   unsigned seed = 0;
 };
+
+/// Pages of 16 tokens for so many requests and their drafts, or for the longest prompt.
+constexpr int num_pages(int num_seqs) { return std::max(45 * num_seqs, 640); }
 
 /// What a dense model of equal layers has not: experts, each of the model's intermediate size, or
 /// Gated DeltaNet in all layers but every fourth.
@@ -482,8 +484,9 @@ void time_graphs(Runner& runner, const std::string& method, const FloorOf& floor
   for (const bool proposes : {false, true}) {
     for (int rows : {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256}) {
       if (!proposes) kinds.push_back({1, rows, false});
-      if (proposes && is_costly && rows > 1) {
-        kinds.push_back({std::max(1, rows / rows_per_seq), rows, true});
+      const int num_seqs = std::max(1, rows / rows_per_seq);
+      if (proposes && is_costly && rows > 1 && num_seqs <= runner.config().max_num_seqs) {
+        kinds.push_back({num_seqs, rows, true});
       }
     }
   }
@@ -567,7 +570,7 @@ int main(int argc, char** argv) try {
     // Running states of more requests than there are would take memory for nothing.
     if (num_tokens == 0) config.max_num_seqs = *std::max_element(requests.begin(), requests.end());
     const int num_state_pages = plan_memory(config).num_base_pages * config.max_num_seqs;
-    Runner runner(config, kNumPages + kNumStates * num_state_pages);
+    Runner runner(config, num_pages(config.max_num_seqs) + kNumStates * num_state_pages);
     load_random_weights(runner);
     if (num_tokens > 0) {
       print_digest(runner, method, num_tokens);
