@@ -37,6 +37,8 @@ double milliseconds_since(Clock::time_point start) {
   return 1e3 * std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+// Pages of 16 tokens: of a request with its answer and drafts, and of the longest prompt's.
+constexpr int kPagesOfRequest = 45, kPagesOfLongest = 530;
 constexpr int kNumStates = 3;  // of a request with a running state, at most
 
 /// What is decoded, all at once.
@@ -45,9 +47,6 @@ struct Work {
   bool samples = false;  // every other request
   unsigned seed = 0;
 };
-
-/// Pages of 16 tokens for so many requests and their drafts, or for the longest prompt.
-constexpr int num_pages(int num_seqs) { return std::max(45 * num_seqs, 640); }
 
 /// What a dense model of equal layers has not: experts, each of the model's intermediate size, or
 /// Gated DeltaNet in all layers but every fourth.
@@ -567,10 +566,11 @@ int main(int argc, char** argv) try {
   for (const std::string& method : methods) {
     RunnerConfig config = config_of(*shape, method, num_ranks);
     config.target.quantized = quantized;
-    // Running states of more requests than there are would take memory for nothing.
+    // More requests than there are would take memory for nothing.
     if (num_tokens == 0) config.max_num_seqs = *std::max_element(requests.begin(), requests.end());
+    const int num_pages = std::max(kPagesOfRequest * config.max_num_seqs, kPagesOfLongest);
     const int num_state_pages = plan_memory(config).num_base_pages * config.max_num_seqs;
-    Runner runner(config, num_pages(config.max_num_seqs) + kNumStates * num_state_pages);
+    Runner runner(config, num_pages + kNumStates * num_state_pages);
     load_random_weights(runner);
     if (num_tokens > 0) {
       print_digest(runner, method, num_tokens);
