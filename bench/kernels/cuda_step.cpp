@@ -42,8 +42,9 @@ double milliseconds_since(Clock::time_point start) {
   return 1e3 * std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-constexpr int kNumPages = 2880;  // of 16 tokens: 64 requests and their drafts
-constexpr int kNumStates = 3;    // of a request with a running state, at most
+// Pages of 16 tokens: of a request with its answer and drafts, and of the longest prompt's.
+constexpr int kPagesOfRequest = 45, kPagesOfLongest = 530;
+constexpr int kNumStates = 3;  // of a request with a running state, at most
 
 /// What is decoded, all at once.
 struct Work {
@@ -534,8 +535,9 @@ void time_graphs(Runner& runner, const std::string& method, const FloorOf& floor
   for (const bool proposes : {false, true}) {
     for (int rows : {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256}) {
       if (!proposes) kinds.push_back({1, rows, false});
-      if (proposes && is_costly && rows > 1) {
-        kinds.push_back({std::max(1, rows / rows_per_seq), rows, true});
+      const int num_seqs = std::max(1, rows / rows_per_seq);
+      if (proposes && is_costly && rows > 1 && num_seqs <= runner.config().max_num_seqs) {
+        kinds.push_back({num_seqs, rows, true});
       }
     }
   }
@@ -626,10 +628,11 @@ int main(int argc, char** argv) try {
     RunnerConfig config = config_of(*shape, method, num_ranks);
     config.target.quantized = quantized;
     config.max_num_batched_tokens = num_batched_tokens;
-    // Running states of more requests than there are would take memory for nothing.
+    // More requests than there are would take memory for nothing.
     if (num_tokens == 0) config.max_num_seqs = *std::max_element(requests.begin(), requests.end());
+    const int num_pages = std::max(kPagesOfRequest * config.max_num_seqs, kPagesOfLongest);
     const int num_state_pages = plan_memory(config).num_base_pages * config.max_num_seqs;
-    Runner runner(config, kNumPages + kNumStates * num_state_pages);
+    Runner runner(config, num_pages + kNumStates * num_state_pages);
     load_random_weights(runner, is_skewed);
     if (num_tokens > 0) {
       print_digest(runner, method, num_tokens);
