@@ -406,7 +406,7 @@ def test_a_head_from_a_servers_records(tmp_path: Path, capsys: pytest.CaptureFix
     ("settings", "message"),
     [
         ({"records": "x"}, "and not both"),
-        ({"prompts": None, "records": "x", "base": "y"}, "--held-out and --base are for prompts"),
+        ({"prompts": None, "records": "x", "held_out": "y"}, "--held-out is for prompts"),
         ({"prompts": None}, "--prompts is needed"),
         ({"out": None}, "--out is needed"),
         ({"out": "/proc/head"}, "--out /proc/head: .*another folder"),
@@ -425,7 +425,7 @@ def test_what_is_refused(tmp_path: Path, settings: dict[str, Any], message: str)
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(settings.pop("config")))
         settings["model"] = str(folder)
-    names = ("prompts", "records", "base", "out", "head")
+    names = ("prompts", "records", "held_out", "out", "head")
     own = {name: settings.pop(name) for name in names if name in settings}
     config = config_from_settings({"method": "eagle3", **settings})
     given = {"prompts": "p.jsonl", "out": str(tmp_path / "out"), **own}

@@ -152,9 +152,9 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "decide": ("texts", "scoring"),
         "loop": ("heads",),
         "train": ("heads", "texts", "target", "start", "replay", "scoring", "loop"),
-        "compare": ("texts", "target", "scoring", "decide"),
+        "states": ("target", "replay"),
         "cycle": (*("heads", "texts", "target", "start", "replay", "scoring", "decide", "loop"),),
-        "__main__": ("train", "compare", "cycle"),
+        "__main__": ("train", "states", "cycle"),
     },
     "grammar": {
         "patterns": (),

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openspec.adapt import compare, train
-from openspec.adapt.cycle import run, shadow, watch
+from openspec.adapt import states, train
+from openspec.adapt.cycle import compare, run, shadow, watch
 from openspec.config import EngineConfig, parse_engine_args
 from openspec.errors import ConfigError, EngineError, RequestError, check_is_built
 from openspec.records.shards import erase
@@ -65,6 +65,7 @@ COMMANDS = {
     "train": Command(str(train.__doc__), train.TrainConfig, _train),
     "decide": Command(str(shadow.__doc__), shadow.DecideConfig, _decide),
     "watch": Command(str(watch.__doc__), watch.WatchConfig, _watch),
+    "states": Command(str(states.__doc__), states.StatesConfig, states.serve),
     "erase": Command("Removes what a server kept in a folder.", EraseConfig, _erase),
     "score": Command(str(compare.__doc__), compare.ScoreConfig, _score),
 }
