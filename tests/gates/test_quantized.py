@@ -269,6 +269,17 @@ def test_a_nan_among_the_codes_ends_the_start(tmp_path: Path) -> None:
             harness.make_core(model=str(file.parent), method="none")
 
 
+def test_a_nan_to_quantise_is_placed_once(tmp_path: Path) -> None:
+    shutil.copytree(plain_folder(), tmp_path / "model")
+    file, name = tmp_path / "model" / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    tensors = safetensors.torch.load_file(file)
+    tensors[name][700, 31] = torch.nan
+    safetensors.torch.save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ConfigError, match="get the checkpoint anew") as raised:
+        harness.make_core(model=str(file.parent), method="none", quantization="fp8")
+    assert str(raised.value).count(name) == 1
+
+
 def test_tensors_of_one_matrix_have_one_format(tmp_path: Path) -> None:
     shutil.copytree(coded_folder("fp8"), tmp_path / "model")
     file, name = tmp_path / "model" / "model.safetensors", "model.layers.1.self_attn.k_proj"
