@@ -294,6 +294,22 @@ def test_tensors_of_one_matrix_have_one_format(tmp_path: Path) -> None:
         harness.make_core(model=str(file.parent), method="none")
 
 
+@pytest.mark.usefixtures("on_the_host")
+def test_the_log_and_the_server_say_the_format(caplog: pytest.LogCaptureFixture) -> None:
+    made = "FP8 with scales of each block (made of bfloat16 at load)"
+    read = "FP8 with scales of each channel (compressed-tensors float-quantized)"
+    for folder, wanted, name in (
+        (plain_folder(), None, "bfloat16"),
+        (plain_folder(), "fp8_per_block", made),
+        (coded_folder("fp8"), None, read),
+    ):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            core = harness.make_core(model=str(folder), method="none", quantization=wanted)
+        assert core.info.weights == name
+        assert f", weights {name}, " in caplog.text
+
+
 def test_memory_counts_codes_and_scales() -> None:
     def weight_bytes(**settings: Any) -> int:
         return harness.make_core(method="none", **settings).info.memory_plan["weight_bytes"]
