@@ -2,7 +2,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "kernels/common/launch.cuh"
 #include "kernels/common/packs.cuh"
@@ -113,10 +112,9 @@ int launch_products(ExpertsJob job, void* stream) {
   if (error != cudaSuccess) return error;
   job.chain_steps = std::max(1, ceil_div(longest_split(job.weights.first), kLinearChains));
   job.num_scales = job.weights.first.num_scales();
-  job.chunk_units = std::gcd(4, job.weights.first.num_outputs / kLinearUnit);
   constexpr int kSlotBytes = WeightRing<kForm>::kSlotBytes;
   const auto bytes = [&] {
-    return ExpertsShared(kSlotBytes, SumLayout<kTiles>::kBytes, kTiles, job).total;
+    return ExpertsShared(kSlotBytes, ExpertSums<kTiles>::kBytes, kTiles, job).total;
   };
   job.num_slots = is_e4m3(kForm) ? 8 : 4;  // longer rings hold up the activations
   job.num_buffers = kIsGateUp && job.num_rows <= kFewRows ? 1 : 2;
@@ -137,19 +135,19 @@ int launch_products(const ExpertsJob& job, int num_tiles, void* stream) {
       case 2:
         return launch_products<kForm, 2, kIsGateUp>(job, stream);
       default:
-        return launch_products<kForm, 3, kIsGateUp>(job, stream);
+        return launch_products<kForm, 4, kIsGateUp>(job, stream);
     }
   });
 }
 
-/// It decides speed alone: tiles that hold about what an expert gets, if rows are spread evenly and
-/// an expert's inputs fit.
+/// Tiles of a segment, 1, 2 or 4. It decides speed alone: all rows, if that many inputs fit, since
+/// an expert's weights are read again for every segment.
 int tiles_for(const ExpertsParams& params) {
-  const int mean = params.num_rows * params.top_k / params.down.count;
-  const int num_tiles = mean <= 1 || params.num_rows <= kFewRows ? 1 : mean <= 4 ? 2 : 3;
   constexpr int kTileInputs = 8192;  // of all tiles together
   const int inputs = std::max(params.gate_up.first.num_inputs, params.down.first.num_inputs);
-  return std::clamp(kTileInputs / inputs, 1, num_tiles);
+  int num_tiles = params.num_rows <= kFewRows ? 1 : params.num_rows <= 2 * kFewRows ? 2 : 4;
+  while (num_tiles > 1 && num_tiles * inputs > kTileInputs) num_tiles /= 2;
+  return num_tiles;
 }
 
 bool is_legal(const ExpertsParams& params) {
