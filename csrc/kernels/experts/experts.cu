@@ -19,20 +19,35 @@ using namespace cuda;
 constexpr int kColumns = 8;      // of a thread
 constexpr int kSlotsAtOnce = 8;  // whose loads are under way together
 constexpr int kMaxThreads = 256;
+constexpr int kGatherWarps = 8;
 
-/// A block for each place: the row of x that belongs there. A fence, so that what comes after it
-/// may read how pairs are sorted before its wait.
-__global__ void __launch_bounds__(kMaxThreads)
-    gather_kernel(const __nv_bfloat16* x, SortedPairs pairs, __nv_bfloat16* to, int width,
-                  int top_k) {
+/// A warp for each place: the row of x that belongs there. A fence, so that what comes after it may
+/// read how pairs are sorted before its wait.
+__global__ void __launch_bounds__(32 * kGatherWarps)
+    gather_kernel(const __nv_bfloat16* x, SortedPairs pairs, __nv_bfloat16* to, int num_pairs,
+                  int width, int top_k) {
+  constexpr int kAtOnce = 8;  // packs of a lane that are under way together
+  constexpr int kStride = 32 * kColumns;
+  const int lane = threadIdx.x % 32;
+  const int64_t place = blockIdx.x * kGatherWarps + threadIdx.x / 32;
   wait_for_previous_kernel();
   allow_next_kernel();
-  const int64_t place = blockIdx.x;
+  // A place that is not taken has what lay there.
+  const int pair = place < num_pairs ? __ldcg(pairs.pair + place) : 0;
   if (place >= __ldcg(pairs.num_places)) return;
-  const int64_t row = __ldcg(pairs.pair + place) / top_k;
-  for (int column = threadIdx.x * kColumns; column < width; column += blockDim.x * kColumns) {
-    store_pack(to + place * width + column,
-               load_pack<Bf16Pack<kColumns>>(x + row * width + column));
+  const __nv_bfloat16* const from = x + int64_t{pair / top_k} * width;
+  for (int first = lane * kColumns; first < width; first += kAtOnce * kStride) {
+    Bf16Pack<kColumns> packs[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int column = first + i * kStride;
+      if (column < width) packs[i] = load_pack<Bf16Pack<kColumns>>(from + column);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int column = first + i * kStride;
+      if (column < width) store_pack(to + place * width + column, packs[i]);
+    }
   }
 }
 
@@ -162,7 +177,7 @@ bool is_legal(const ExpertsParams& params) {
          gate_up.num_outputs == 2 * down.num_inputs && gate_up.num_inputs == down.num_outputs &&
          params.gate_up.count == params.down.count && params.down.count <= kMaxExperts &&
          params.top_k >= 1 && params.top_k <= std::min(kMaxTopExperts, params.down.count) &&
-         are_aligned(params.x, params.out, params.workspace);
+         are_aligned(params.x, params.out, params.expert, params.workspace);
 }
 
 /// The kernels of a layer's experts, one after the other.
@@ -224,9 +239,9 @@ class ExpertsLaunch {
   int multiply_in_tiles() {
     int error = sort(kTileRows);
     if (error != cudaSuccess) return error;
-    error = launch(gather_kernel, dim3(num_pairs_), dim3(num_threads_), 0, stream_,
-                   static_cast<const __nv_bfloat16*>(params_.x), pairs_, hidden_, width_,
-                   params_.top_k);
+    error = launch(gather_kernel, dim3(ceil_div(num_pairs_, kGatherWarps)), dim3(32 * kGatherWarps),
+                   0, stream_, static_cast<const __nv_bfloat16*>(params_.x), pairs_, hidden_,
+                   num_pairs_, width_, params_.top_k);
     if (error != cudaSuccess) return error;
     error = multiply_tiles({params_.gate_up, hidden_, inner_, pairs_, num_pairs_}, stream_);
     if (error != cudaSuccess) return error;
