@@ -73,6 +73,7 @@ EACH_DRAFTER = [
 
 ON_GPUS = (
     "test_crowded",
+    "test_copies",
     "test_faults",
     "test_prefix_hits_in_bfloat16",
     "test_grammars",
@@ -210,6 +211,21 @@ def test_grammars(name: str, grammar: str, num_ranks: int) -> None:
     batch = grammar_jobs(grammar, "mixed", 3)
     core = grammar_core(**drafter_settings(name), tensor_parallel_size=num_ranks)
     assert texts(run(core, batch)) == texts(plain(batch))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("name", ["eagle3", "eagle3 tree", "draft_model", "draft_model tree"])
+def test_copies(name: str, num_ranks: int, reference: Reference) -> None:
+    """Of the text's own past, and of answers, beside chains and trees."""
+    batch = jobs("mixed", 8, 60)
+    settings = drafter_settings(name) | {"adaptive_speculation": False, "draft_memory": 1 << 18}
+    core = make_core(**settings, tensor_parallel_size=num_ranks)
+    assert texts(run(core, batch)) == texts(reference(batch))
+    num_first = core.stats().num_accepted_copied_tokens
+    assert num_first > 0
+    assert texts(run(core, batch)) == texts(reference(batch))
+    assert core.stats().num_accepted_copied_tokens > 2 * num_first
 
 
 @pytest.mark.parametrize("num_threads", [3, 6, pytest.param(16, marks=FULL)])

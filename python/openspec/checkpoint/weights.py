@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import logging
 import math
 import mmap
@@ -22,7 +23,7 @@ from openspec.checkpoint.quantization.made import load_made
 from openspec.checkpoint.quantization.weight_format import WeightFormat
 from openspec.checkpoint.strict_json import JsonKeys, parse_json_object, read_json_object
 from openspec.checkpoint.tensor_info import TensorInfo, name_some, shown_name, split_experts
-from openspec.errors import ConfigError, EngineError
+from openspec.errors import ConfigError, EngineError, RequestError
 from openspec.specs.head import HeadSpec
 
 if TYPE_CHECKING:
@@ -200,6 +201,49 @@ def load_weights(
         if (lost := part.float16.describe()) is not None:
             logger.info("%s: %s", part.root, lost)
     logger.info("weights: %.3f GB in %.1f s", done / 1e9, time.monotonic() - start)
+
+
+class OtherHead:
+    """A draft checkpoint that is loaded beside the one that drafts."""
+
+    def __init__(self, runner: _C.Runner, draft_model: DraftModel) -> None:
+        """Checks names, shapes, types and numbers; loads nothing.
+
+        Raises:
+            ConfigError: missing, surplus or mis-shaped tensors, or of types that are not taken.
+            RequestError: a number is NaN or infinite.
+        """
+        self._runner = runner
+        self._part = _draft_part(runner, draft_model)
+        _check_tensors(self._part)
+        not_finite = []
+
+        def check(name: str, data: memoryview, dtype: str) -> None:
+            if not runner.check_spare_tensor(name, data, dtype):
+                not_finite.append(name)
+
+        self._give_all(check)
+        if not_finite:
+            raise RequestError(
+                f"{draft_model.folder}: {len(not_finite)} tensors hold NaN or infinity: "
+                f"{name_some(not_finite)}; get the head anew",
+                "path",
+                "drafter_not_finite",
+            )
+
+    def load(self) -> None:
+        """Loads all of it, on the thread that calls."""
+        self._runner.begin_spare_loading()
+        self._give_all(self._runner.load_spare_tensor)
+        self._runner.finish_spare_loading()
+        for file in self._part.files:
+            file.close()
+
+    def _give_all(self, load: Callable[[str, memoryview, str], None]) -> None:
+        part = dataclasses.replace(self._part, load=load)
+        for file in part.files:
+            for name in filter(part.expected.__contains__, file.tensors):
+                _load(part, file, name)
 
 
 def target_tensors(
