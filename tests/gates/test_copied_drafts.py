@@ -28,6 +28,7 @@ def has_copies(drafter_name: str) -> bool:
     return not get_drafter(str(drafter_settings(drafter_name)["method"])).copies_text
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("kind", ["greedy", "sampled", "mixed"])
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_copies_beside_a_drafter(

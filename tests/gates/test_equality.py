@@ -43,6 +43,7 @@ def test_concurrency(
         assert core.stats().num_accepted_tokens > 0, "a gate without an accepted draft shows little"
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("max_num_batched_tokens", [33, 48, 97, 512])
 def test_prefill_chunks(
     drafter_name: str, max_num_batched_tokens: int, reference: Reference
@@ -54,6 +55,7 @@ def test_prefill_chunks(
     assert texts(run(core, batch)) == texts(reference(batch))
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("num_drafts", [1, 2, 7, 15])
 def test_number_of_drafts(drafter_name: str, num_drafts: int, reference: Reference) -> None:
     batch = as_jobs("mixed", 8)
@@ -98,6 +100,7 @@ def test_prefix_hit_equals_miss(drafter_name: str, reference: Reference) -> None
     assert texts(run(core, batch)) == expected
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
 @pytest.mark.parametrize("num_pages", [14, 24])
 def test_preemption(drafter_name: str, num_pages: int, cache: bool, reference: Reference) -> None:
@@ -122,6 +125,7 @@ def test_priorities(drafter_name: str, reference: Reference) -> None:
     assert texts(run(core, batch)) == texts(reference(batch))
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("num_pages", [20, 100])
 def test_places_taken(drafter_name: str, num_pages: int, reference: Reference) -> None:
     """Each newcomer takes a running sequence's place, which goes on later."""
@@ -171,6 +175,7 @@ def test_requests_with_their_own_say(drafter_name: str, reference: Reference) ->
     assert texts(run(make_core(**drafter_settings(drafter_name)), batch)) == texts(reference(batch))
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_threads(drafter_name: str, num_threads: int, reference: Reference) -> None:
     batch = as_jobs("mixed", 8)

@@ -130,6 +130,7 @@ def crowded(name: str, num_ranks: int) -> dict[str, Any]:
     return settings | limits | {"kv_cache_memory": kv_memory(14, **settings)}
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_crowded(drafter_name: str, target_name: str, num_ranks: int, reference: Reference) -> None:
     """Chunks, preemptions, and requests that are called off."""
