@@ -81,7 +81,7 @@ def test_every_parameter_matters(reference: Reference) -> None:
     """The table above would show nothing if a parameter did not change some answer."""
     unchanged = {"logprobs", "logprobs_of_the_chosen_only", "prompt_logprobs"}
     for name, changes in parameters().items():
-        for kind in ("greedy", "sampled"):
+        for kind in ("sampled", "greedy"):
             before = jobs(kind, 8)
             after = [
                 dataclasses.replace(job, sampling=msgspec.structs.replace(job.sampling, **changes))

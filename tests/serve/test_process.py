@@ -68,16 +68,20 @@ def test_wrong_settings(tmp_path: Path) -> None:
     fails_with_one_line("--port", "70000", says="port must be in")
     fails_with_one_line("--method", "nope", says="nope")
     fails_with_one_line("--api-key", "has space", says="API key")
-    fails_with_one_line("--max-logprobs", "50", says="may ask for 20 log-probabilities")
-    fails_with_one_line("--tool-call-parser", "pythonic", says="one of auto, hermes")
-    fails_with_one_line("--template-date", "today", says="expected YYYY-MM-DD")
-    fails_with_one_line("--chat-template", str(tmp_path / "none"), says="No such file")
-    fails_with_one_line("--reasoning-parser", "mistral", says="one of auto, qwen3")
     fails_with_one_line(says="expects a whole number", OPENSPEC_PORT="x")
     fails_with_one_line(says="api_key is given but holds no key", OPENSPEC_API_KEY="")
     bad = tmp_path / "bad.yaml"
     bad.write_text("portt: 1")
     fails_with_one_line("--config", str(bad), says="port")
+
+
+@pytest.mark.full
+def test_wrong_settings_of_answers(tmp_path: Path) -> None:
+    fails_with_one_line("--max-logprobs", "50", says="may ask for 20 log-probabilities")
+    fails_with_one_line("--tool-call-parser", "pythonic", says="one of auto, hermes")
+    fails_with_one_line("--template-date", "today", says="expected YYYY-MM-DD")
+    fails_with_one_line("--chat-template", str(tmp_path / "none"), says="No such file")
+    fails_with_one_line("--reasoning-parser", "mistral", says="one of auto, qwen3")
 
 
 def test_working_directory_that_is_gone(tmp_path: Path) -> None:
