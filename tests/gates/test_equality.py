@@ -22,6 +22,7 @@ def as_jobs(kind: str, num_jobs: int) -> list[Job]:
     return [dataclasses.replace(job) for job in jobs(kind, num_jobs)]
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("adaptive", [True, False], ids=["adaptive", "always"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("concurrency", [1, 4, 16])

@@ -263,7 +263,9 @@ class TestRunning:
         finally:
             process.kill()
 
-    @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+    @pytest.mark.parametrize(
+        "closed", [pytest.param("2>&-", marks=pytest.mark.full), "<&- >&- 2>&-"]
+    )
     def test_closed_standard_files(self, closed: str, tmp_path: Path) -> None:
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
@@ -336,7 +338,9 @@ class TestRunning:
             assert parse_events(answers[0])[-1]["choices"][0]["finish_reason"] == "abort"
             assert not is_running(engine)
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize(
+        "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.full), signal.SIGINT]
+    )
     def test_second_signal_ends_at_once(self, number: int) -> None:
         with real_server("--shutdown-timeout", "600") as server:
             engine = server.engine_pid
