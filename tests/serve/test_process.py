@@ -94,7 +94,7 @@ def test_working_directory_that_is_gone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("num_kib", "kv_bytes"),
-    [(600_000, "16MiB"), (8_000_000, "16GiB")],
+    [(600_000, "16MiB"), pytest.param(8_000_000, "16GiB", marks=pytest.mark.full)],
 )
 def test_too_little_address_space(num_kib: int, kv_bytes: str) -> None:
     shell = ["bash", "-c", 'ulimit -v "$0" && exec "$@"', str(num_kib)]
