@@ -246,6 +246,22 @@ std::vector<Weights*> Runner::draft_weights() {
   return all;
 }
 
+Weights& Runner::spare_draft_weights() {
+  Weights* spare = drafter().spare_weights();
+  OPENSPEC_CHECK_ARG(spare != nullptr, "this engine has no room for another draft head");
+  return *spare;
+}
+
+void Runner::exchange_drafter() {
+  spare_draft_weights();
+  enter("exchange");
+  backend_->exchange_drafter();
+  backend_->planner().forget_drafter();
+  acceptance_[kDrafterDrafts] = AcceptanceEstimate();
+  for (const int slot : table_.slots_in_use())
+    table_.estimate(slot, kDrafterDrafts) = SourceEstimate();
+}
+
 void Runner::finish_loading() {
   for (Weights* weights : target_weights()) weights->finish_loading();
   for (Weights* weights : draft_weights()) weights->finish_loading();

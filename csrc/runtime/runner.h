@@ -72,6 +72,11 @@ class Runner {
   std::vector<Weights*> target_weights();
   /// As these, of a drafter that has some.
   std::vector<Weights*> draft_weights();
+  /// Room for another head's weights, which a thread may load beside steps; see has_spare_head.
+  Weights& spare_draft_weights();
+  /// Between launches: the spare weights and the drafter's take each other's place, in the order of
+  /// what is launched. What was learned of its acceptance is forgotten. Pages keep what it wrote.
+  void exchange_drafter();
   /// Once all weights are loaded: everything that a step needs is allocated and, on a device,
   /// recorded.
   void finish_loading();

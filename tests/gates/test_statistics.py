@@ -93,7 +93,7 @@ def count(results: Sequence[Result], first_place: int = 0) -> Cells:
         {"temperature": 1.5, "top_k": 12},
         pytest.param({"temperature": 1.0}, marks=pytest.mark.full),
         pytest.param({"temperature": 1.5, "top_p": 0.8}, marks=pytest.mark.full),
-        pytest.param({"temperature": 0.8, "min_p": 0.05}, marks=pytest.mark.full),
+        pytest.param({"temperature": 1.5, "min_p": 0.05}, marks=pytest.mark.full),
     ],
     ids=str,
 )

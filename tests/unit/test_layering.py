@@ -126,6 +126,7 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "dummy": ("quantization",),
         "weights": (*("strict_json", "dummy", "float16", "folder", "tensor_info", "quantization"),),
         "targets": ("strict_json", "folder", "quantization"),
+        "other_head": ("weights",),
         "draft_model": ("strict_json", "float16", "folder", "tensor_info", "weights"),
         "token_map": ("draft_model",),
         "vocabularies": ("strict_json", "folder", "draft_model"),

@@ -35,6 +35,9 @@ class DeviceStep final : public StepBackend {
   void refresh_drafter() override {
     ranks_.each([](RankStep& rank) { rank.refresh_drafter(); });
   }
+  void exchange_drafter() override {
+    ranks_.each([](RankStep& rank) { rank.exchange_drafter(); });
+  }
   void await_slot(int slot) override;
   void add_sequence(int slot) override;
   void restore_sequence(int slot) override;

@@ -57,6 +57,8 @@ class StepBackend {
   virtual void prepare() {}
   /// Drafter::refresh, after what was launched before.
   virtual void refresh_drafter() = 0;
+  /// Drafter::exchange, after what was launched before.
+  virtual void exchange_drafter() = 0;
 
   /// The slot's rows and parameters are about to be overwritten: returns once nobody reads them.
   virtual void await_slot(int /*slot*/) {}
