@@ -14,6 +14,12 @@ namespace {
 const PrefixHasher kHasher({1, 2});
 const PrefixHasher kPublic({0, 0});
 
+void follow(PagePool& pool, PageEventLog& log) {
+  pool.on_forgotten([&log](const PageHash& hash, bool is_silent) {
+    if (!is_silent) log.removed(hash);
+  });
+}
+
 /// What a subscriber knows, made from events alone.
 struct Follower {
   struct Page {
@@ -104,7 +110,7 @@ TEST(without_a_log_nothing_is_recorded) {
 TEST(silent_pages_are_found_and_told_to_nobody) {
   PagePool pool(1);
   PageEventLog log(4);
-  pool.set_event_log(&log);
+  follow(pool, log);
   const PageHash hash = kHasher.extend({}, std::vector<int32_t>{-1});
   std::vector<PageId> held;
   pool.allocate(1, &held);
@@ -124,7 +130,7 @@ TEST(whoever_follows_the_events_knows_the_cache) {
   std::mt19937 random(3);
   PagePool pool(24);
   PageEventLog log(kPageSize);
-  pool.set_event_log(&log);
+  follow(pool, log);
   Follower follower;
   struct Sequence {
     std::vector<PageId> pages;
@@ -163,7 +169,10 @@ TEST(whoever_follows_the_events_knows_the_cache) {
         sequence.tokens = std::move(known);
       }
     }
-    if (i % 3000 == 2999) pool.reset_cache();
+    if (i % 3000 == 2999) {
+      pool.reset_cache();
+      log.cleared();
+    }
     if (random() % 4 != 0) continue;
     follower.apply(log.take(), kPageSize);
     const std::vector<PageHash> published = pool.published_hashes();
