@@ -2,8 +2,9 @@
 // for the router and the experts of a layer, in replayed graphs of several layers that together
 // are far larger than the cache.
 //
-//   bench_cuda_experts [--json FILE]
+//   bench_cuda_experts [--format bf16|channel|block] [--json FILE]
 //
+// FP8 by the form of its scales: of an output, or of a block of 128 x 128. The router is bf16.
 // `floor` is what reading the weights of the experts that have rows takes at the bandwidth of plain
 // reading. Skewed: rows have a part in common, so that they meet at fewer experts.
 
@@ -12,6 +13,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <set>
 #include <string>
 #include <vector>
@@ -42,6 +44,14 @@ __global__ void fill(__nv_bfloat16* to, size_t count, float scale, uint64_t seed
   }
 }
 
+__global__ void fill_codes(uint8_t* to, size_t count, uint64_t seed) {
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count;
+       i += size_t{gridDim.x} * blockDim.x) {
+    const auto code = static_cast<uint8_t>(128 + 128 * uniform(seed << 40 | i));
+    to[i] = (code & 0x7f) == 0x7f ? 0 : code;  // those are no numbers
+  }
+}
+
 __global__ void fill_rows(__nv_bfloat16* to, float shared, uint64_t seed) {
   const int64_t row = blockIdx.x;
   for (int64_t c = threadIdx.x; c < kHidden; c += blockDim.x) {
@@ -68,12 +78,40 @@ LinearStack random_stack(int count, int outputs, int inputs, LinearEpilogue epil
   return stack;
 }
 
+LinearStack random_codes(int count, int outputs, int inputs, LinearEpilogue epilogue,
+                         ScaleKind kind, uint64_t seed) {
+  constexpr float kDeviation = 100.0f;  // about, of codes by chance
+  const size_t size = size_t(outputs) * inputs;
+  auto* const data = device_array<uint8_t>(size * count);
+  fill_codes<<<1024, 256>>>(data, size * count, seed);
+  LinearStack stack;
+  stack.first.data = data;
+  stack.first.num_outputs = outputs;
+  stack.first.num_inputs = inputs;
+  stack.first.epilogue = epilogue;
+  stack.first.layout = LinearLayout::kTiles;
+  stack.first.format = MatrixFormat::kE4M3;
+  stack.first.scale_kind = kind;
+  const auto num_scales = static_cast<size_t>(stack.first.num_scales()) * size_t(count);
+  stack.first.scales =
+      device_copy(std::vector<float>(num_scales, 1.0f / (kDeviation * std::sqrt(float(inputs)))));
+  stack.count = count;
+  stack.bytes = size;
+  return stack;
+}
+
 struct Layer {
   RouteParams route;
   ExpertsParams experts;
 };
 
-Layer random_layer(uint64_t seed) {
+/// `kind`: kNone is bf16.
+Layer random_layer(ScaleKind kind, uint64_t seed) {
+  const auto stack = [&](int outputs, int inputs, LinearEpilogue epilogue, uint64_t own_seed) {
+    return kind == ScaleKind::kNone
+               ? random_stack(kExperts, outputs, inputs, epilogue, own_seed)
+               : random_codes(kExperts, outputs, inputs, epilogue, kind, own_seed);
+  };
   Layer layer;
   layer.route.router = random_stack(1, kExperts, kHidden, LinearEpilogue::kNone, 3 * seed).first;
   layer.route.expert = device_array<int32_t>(kMaxRows * kTopK);
@@ -81,9 +119,8 @@ Layer random_layer(uint64_t seed) {
   layer.route.top_k = kTopK;
   layer.route.norm_top_k = true;
   layer.route.dtype = DType::kBF16;
-  layer.experts.gate_up =
-      random_stack(kExperts, 2 * kInner, kHidden, LinearEpilogue::kSwiGlu, 3 * seed + 1);
-  layer.experts.down = random_stack(kExperts, kHidden, kInner, LinearEpilogue::kNone, 3 * seed + 2);
+  layer.experts.gate_up = stack(2 * kInner, kHidden, LinearEpilogue::kSwiGlu, 3 * seed + 1);
+  layer.experts.down = stack(kHidden, kInner, LinearEpilogue::kNone, 3 * seed + 2);
   layer.experts.expert = layer.route.expert;
   layer.experts.weight = layer.route.weight;
   layer.experts.top_k = kTopK;
@@ -105,6 +142,13 @@ double distinct_experts(const std::vector<Layer>& layers, int num_rows) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  ScaleKind kind = ScaleKind::kNone;
+  if (argc > 2 && std::strcmp(argv[1], "--format") == 0) {
+    if (std::strcmp(argv[2], "channel") == 0) kind = ScaleKind::kOutput;
+    if (std::strcmp(argv[2], "block") == 0) kind = ScaleKind::kBlock;
+    argc -= 2;
+    argv += 2;
+  }
   const char* path = json_path(argc, argv);
   cudaStream_t stream;
   CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -119,7 +163,7 @@ int main(int argc, char** argv) {
   auto* const space = device_array<uint8_t>(
       experts_workspace_bytes_cuda(kMaxRows, kHidden, kInner, kExperts, kTopK));
   for (int i = 0; i < kLayers; ++i) {
-    Layer& layer = layers.emplace_back(random_layer(i + 1));
+    Layer& layer = layers.emplace_back(random_layer(kind, i + 1));
     layer.route.x = layer.experts.x = x;
     layer.route.workspace = route_space;
     layer.experts.out = out;
@@ -144,7 +188,9 @@ int main(int argc, char** argv) {
       };
       const double layer_us = time(true, true), route_us = time(true, false),
                    experts_us = time(false, true), distinct = distinct_experts(layers, num_rows);
-      const double floor_us = 1e6 * distinct * 6 * kHidden * kInner / bandwidth;
+      const double floor_us =
+          1e6 * distinct * double(layers[0].experts.gate_up.bytes + layers[0].experts.down.bytes) /
+          bandwidth;
       const double tflops = 6e-6 * num_rows * kTopK * kHidden * kInner / layer_us;
       std::printf(
           "%s, %4d rows: %5.1f experts, floor %6.1f us, layer %7.1f us (%.2f x floor, %5.1f us "

@@ -3,11 +3,15 @@
 //
 //   bench_cuda_step [--shape NAME] [--json FILE] [--method NAME ...] [--requests N ...]
 //                   [--tensor-parallel-size T] [--tokens N] [--format bf16|channel|block]
+//                   [--batched-tokens N] [--routing uniform|skewed]
 //
 // By default all methods at the shape of Qwen3-4B, none and mtp at those of Qwen3.5, at others none
 // and eagle3; 1, 4, 16 and 64 requests; bf16, or FP8 by the form of its scales. The digest of a
 // method's tokens is that of all methods and numbers of ranks. With `--tokens` there is no more
 // than the digest of so many, of requests of which half sample.
+//
+// A step's floor is what reading takes at the bandwidth of plain reading: the weights, of experts
+// those that had rows, and K/V. Skewed: some experts of a mixture get many more rows than others.
 
 #include <algorithm>
 #include <bit>
@@ -20,6 +24,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <variant>
 
 #include "model/targets/target.h"
@@ -37,8 +42,9 @@ double milliseconds_since(Clock::time_point start) {
   return 1e3 * std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-constexpr int kNumPages = 2880;  // of 16 tokens: 64 requests and their drafts
-constexpr int kNumStates = 3;    // of a request with a running state, at most
+// Pages of 16 tokens: of a request with its answer and drafts, and of the longest prompt's.
+constexpr int kPagesOfRequest = 45, kPagesOfLongest = 530;
+constexpr int kNumStates = 3;  // of a request with a running state, at most
 
 /// What is decoded, all at once.
 struct Work {
@@ -73,10 +79,9 @@ struct Shape {
   DenseMlpSpec head_mlp() const {
     return {kind.num_experts == 0 ? intermediate_size : kind.head_intermediate_size};
   }
-  /// Of the experts, how many rows read that choose theirs at random.
-  double expert_share(int num_rows) const {
-    if (kind.num_experts == 0) return 1.0;
-    return 1.0 - std::pow(1.0 - static_cast<double>(kind.top_k) / kind.num_experts, num_rows);
+  /// Of the experts, if a layer's so many are read.
+  double expert_share(double num_experts) const {
+    return kind.num_experts == 0 ? 1.0 : num_experts / kind.num_experts;
   }
 };
 constexpr Shape kShapes[] = {
@@ -111,16 +116,23 @@ constexpr Trees kTrees[] = {{"eagle3 trees", "eagle3", 15, 5, 4},
 /// Layers of codes: the tensors that come as such, by the form of their scales.
 QuantizedTensors quantized_of(const Shape& shape, TensorScale::Form form) {
   struct Matrix {
-    const char* name;
+    std::string name;
     int64_t num_outputs, num_inputs;
   };
   const int64_t hidden = shape.hidden_size, inner = shape.intermediate_size;
   const int64_t q = int64_t{shape.num_q_heads} * shape.head_dim;
   const int64_t kv = int64_t{shape.num_kv_heads} * shape.head_dim;
-  const Matrix matrices[] = {{"self_attn.q", q, hidden},  {"self_attn.k", kv, hidden},
-                             {"self_attn.v", kv, hidden}, {"self_attn.o", hidden, q},
-                             {"mlp.gate", inner, hidden}, {"mlp.up", inner, hidden},
-                             {"mlp.down", hidden, inner}};
+  std::vector<Matrix> matrices = {{"self_attn.q", q, hidden},
+                                  {"self_attn.k", kv, hidden},
+                                  {"self_attn.v", kv, hidden},
+                                  {"self_attn.o", hidden, q}};
+  for (int i = 0; i < std::max(1, shape.kind.num_experts); ++i) {
+    const std::string mlp =
+        shape.kind.num_experts == 0 ? "mlp." : "mlp.experts." + std::to_string(i) + ".";
+    matrices.insert(matrices.end(), {{mlp + "gate", inner, hidden},
+                                     {mlp + "up", inner, hidden},
+                                     {mlp + "down", hidden, inner}});
+  }
   QuantizedTensors tensors;
   for (int i = 0; i < shape.num_layers; ++i) {
     for (const Matrix& matrix : matrices) {
@@ -243,7 +255,19 @@ RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ra
   return config;
 }
 
-void load_random_weights(Weights& weights, const QuantizedTensors& quantized) {
+/// Of tokens, beside what layers add to them. In other models layers add as much, and attention the
+/// same to all rows of a sequence; those of a mixture would then go to the same experts.
+constexpr float kMixtureEmbedding = 64.0f;
+
+void multiply_row(uint16_t* row, int64_t width, float factor) {
+  for (int64_t i = 0; i < width; ++i) {
+    const float value = std::bit_cast<float>(static_cast<uint32_t>(row[i]) << 16);
+    row[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(factor * value) >> 16);
+  }
+}
+
+void load_random_weights(Weights& weights, const TargetSpec& target, bool is_skewed) {
+  const QuantizedTensors& quantized = target.quantized;
   std::mt19937_64 random(1);
   std::normal_distribution<float> normal(0.0f, 0.02f);
   std::vector<uint16_t> block(1 << 20);
@@ -278,25 +302,36 @@ void load_random_weights(Weights& weights, const QuantizedTensors& quantized) {
       continue;
     }
     // Those of a mixture differ, or rows of all layers would go to the same experts.
-    const bool is_of_mixture = spec.name.find(".mlp.gate.") != std::string::npos ||
-                               spec.name.find(".experts.") != std::string::npos;
+    const bool is_router = spec.name.find(".mlp.gate.") != std::string::npos;
+    const bool is_of_mixture = is_router || spec.name.find(".experts.") != std::string::npos;
     if (is_of_mixture) shift = (shift + 4099) % block.size();
     const size_t first = is_of_mixture ? shift : 0;
+    const bool is_embedding = target.kind == "mixture" && spec.name == "model.embed_tokens.weight";
     while (data.size() < first + count) {
       data.insert(data.end(), block.begin(), block.end());
       std::rotate(block.begin(), block.begin() + 977, block.end());
+    }
+    if (is_embedding || (is_router && is_skewed)) {
+      std::vector<uint16_t> rows(&data[first], &data[first] + count);
+      for (int64_t row = 0; row < spec.shape[0]; ++row) {
+        // The last experts' logits differ twice as much as the first ones'.
+        const float factor = is_embedding ? kMixtureEmbedding : 1.0f + row / float(spec.shape[0]);
+        multiply_row(&rows[static_cast<size_t>(row * spec.shape[1])], spec.shape[1], factor);
+      }
+      weights.load(spec.name, rows.data(), count * 2, DType::kBF16);
+      continue;
     }
     weights.load(spec.name, &data[first], count * 2, DType::kBF16);
   }
 }
 
-void load_random_weights(Runner& runner) {
+void load_random_weights(Runner& runner, bool is_skewed) {
   const auto begin = Clock::now();
   for (const std::vector<Weights*>& ranks : {runner.target_weights(), runner.draft_weights()}) {
     std::vector<std::jthread> threads;
-    const QuantizedTensors& quantized = runner.config().target.quantized;
     for (Weights* weights : ranks) {
-      threads.emplace_back([&quantized, weights] { load_random_weights(*weights, quantized); });
+      threads.emplace_back(
+          [=, &runner] { load_random_weights(*weights, runner.config().target, is_skewed); });
     }
   }
   const double seconds = milliseconds_since(begin) / 1e3;
@@ -315,6 +350,8 @@ struct Digest {
 struct Timing {
   double first_token_ms = 0, step_ms = 0, tokens_per_second = 0, tokens_per_step = 0;
   double idle_share = 0;  // of the GPU, between steps, while decoding
+  // Of a step, on average: the experts of a layer that had rows, and tokens whose K/V were read.
+  double num_experts = 0, num_tokens_read = 0;
   Digest digest;
 };
 
@@ -358,7 +395,8 @@ Timing decode(Runner& runner, const Work& work) {
   const auto begin = Clock::now();
   auto decode_begin = begin;
   bool all_decode = false;
-  double busy_seconds = 0.0;
+  double busy_seconds = 0.0, num_tokens_read = 0.0;
+  ExpertCounts experts_before;
   while (num_done < slots.size()) {
     std::vector<SpanRequest> requests;
     std::vector<size_t> of;
@@ -387,7 +425,9 @@ Timing decode(Runner& runner, const Work& work) {
       all_decode = true;
       decode_begin = Clock::now();
       busy_seconds = runner.stats().device_seconds();
+      experts_before = runner.stats().experts;
     }
+    for (const size_t i : of) num_tokens_read += all_decode ? prompt_len + num_out[i] : 0;
     auto lease = runner.reserve(requests);
     runner.launch(*lease);
     open.emplace_back(std::move(lease), std::move(of));
@@ -410,6 +450,8 @@ Timing decode(Runner& runner, const Work& work) {
   while (!open.empty()) finish_first();
   timing.step_ms = total / std::max(1, num_steps);
   timing.idle_share = 1.0 - 1e3 * (runner.stats().device_seconds() - busy_seconds) / total;
+  timing.num_experts = (runner.stats().experts - experts_before).experts_per_layer();
+  timing.num_tokens_read = num_tokens_read / std::max(1, num_steps);
   timing.tokens_per_second = 1e3 * num_tokens / total;
   timing.tokens_per_step = static_cast<double>(num_tokens) / std::max(1, num_steps);
   for (const std::vector<int32_t>& text : texts) {
@@ -470,9 +512,20 @@ double draft_bytes(Runner& runner, int num_passes) {
   return first + (num_passes - 1) * others + num_passes * head;
 }
 
+/// Of a token's K/V in all layers of attention, in bytes.
+double token_bytes(const Runner& runner) {
+  double bytes = 0;
+  for (const LayerSpec& layer : runner.config().target.layers) {
+    const auto* attention = std::get_if<AttentionSpec>(&layer.mixer);
+    if (attention != nullptr) bytes += 2.0 * 2 * attention->num_kv_heads * attention->head_dim;
+  }
+  return bytes;
+}
+
 /// Steps over prompts of a usual length: rows of one request without drafting, and drafting for as
 /// many requests as have all their drafts in a step of so many rows.
-/// `floor_of`: milliseconds of a step of so many rows.
+/// `floor_of`: milliseconds of a step that reads so many experts of a layer and K/V of so many
+/// tokens.
 template <typename FloorOf>
 void time_graphs(Runner& runner, const std::string& method, const FloorOf& floor_of,
                  double bandwidth, std::string& json) {
@@ -482,21 +535,28 @@ void time_graphs(Runner& runner, const std::string& method, const FloorOf& floor
   for (const bool proposes : {false, true}) {
     for (int rows : {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256}) {
       if (!proposes) kinds.push_back({1, rows, false});
-      if (proposes && is_costly && rows > 1) {
-        kinds.push_back({std::max(1, rows / rows_per_seq), rows, true});
+      const int num_seqs = std::max(1, rows / rows_per_seq);
+      if (proposes && is_costly && rows > 1 && num_seqs <= runner.config().max_num_seqs) {
+        kinds.push_back({num_seqs, rows, true});
       }
     }
   }
   const std::vector<TimedStep> timed = runner.time_steps(kinds, Work{}.prompt_len, 5, 5.0);
+  std::string floors;
   for (const bool proposes : {false, true}) {
+    if (proposes) json += "}, \"graph_floor_ms\": {" + std::exchange(floors, "");
     json += proposes ? "}, \"proposing_graph_ms\": {" : "\"graph_ms\": {";
     for (size_t i = 0; i < kinds.size(); ++i) {
       const StepKind& kind = kinds[i];
       if (kind.proposes != proposes) continue;
-      std::printf("%s step of %3d rows%s: %.3f ms, %.3f x floor, %.3f x one row\n", method.c_str(),
+      const double floor = floor_of(timed[i].num_experts, kind.num_seqs * Work{}.prompt_len);
+      std::printf("%s step of %3d rows%s: %.3f ms, %.3f x floor, %.3f x one row", method.c_str(),
                   kind.num_rows, proposes ? " that proposes" : "", 1e3 * timed[i].seconds,
-                  1e3 * timed[i].seconds / floor_of(kind.num_rows),
-                  timed[i].seconds / timed[0].seconds);
+                  1e3 * timed[i].seconds / floor, timed[i].seconds / timed[0].seconds);
+      if (timed[i].num_experts > 0) std::printf(", %.1f experts", timed[i].num_experts);
+      std::printf("\n");
+      floors += (floors.empty() ? "\"" : ", \"") + std::to_string(kind.num_rows) +
+                "\": " + std::to_string(floor);
       json += (json.back() == '{' ? "\"" : ", \"") + std::to_string(kind.num_rows) +
               "\": " + std::to_string(1e3 * timed[i].seconds);
     }
@@ -526,7 +586,8 @@ int main(int argc, char** argv) try {
   const double bandwidth = bench::read_bandwidth(size_t{8} << 30);
   std::vector<std::string> methods;
   std::vector<int> requests;
-  int num_ranks = 1, num_tokens = 0;
+  int num_ranks = 1, num_tokens = 0, num_batched_tokens = 2048;
+  bool is_skewed = false;
   const char* json_path = nullptr;
   std::string format = "bf16";
   const Shape* shape = &kShapes[0];
@@ -545,6 +606,8 @@ int main(int argc, char** argv) try {
     if (std::strcmp(argv[i], "--tokens") == 0) num_tokens = std::atoi(argv[i + 1]);
     if (std::strcmp(argv[i], "--json") == 0) json_path = argv[i + 1];
     if (std::strcmp(argv[i], "--format") == 0) format = argv[i + 1];
+    if (std::strcmp(argv[i], "--batched-tokens") == 0) num_batched_tokens = std::atoi(argv[i + 1]);
+    if (std::strcmp(argv[i], "--routing") == 0) is_skewed = !std::strcmp(argv[i + 1], "skewed");
   }
   QuantizedTensors quantized;
   if (format == "channel") quantized = quantized_of(*shape, TensorScale::Form::kChannel);
@@ -564,19 +627,23 @@ int main(int argc, char** argv) try {
   for (const std::string& method : methods) {
     RunnerConfig config = config_of(*shape, method, num_ranks);
     config.target.quantized = quantized;
-    // Running states of more requests than there are would take memory for nothing.
+    config.max_num_batched_tokens = num_batched_tokens;
+    // More requests than there are would take memory for nothing.
     if (num_tokens == 0) config.max_num_seqs = *std::max_element(requests.begin(), requests.end());
+    const int num_pages = std::max(kPagesOfRequest * config.max_num_seqs, kPagesOfLongest);
     const int num_state_pages = plan_memory(config).num_base_pages * config.max_num_seqs;
-    Runner runner(config, kNumPages + kNumStates * num_state_pages);
-    load_random_weights(runner);
+    Runner runner(config, num_pages + kNumStates * num_state_pages);
+    load_random_weights(runner, is_skewed);
     if (num_tokens > 0) {
       print_digest(runner, method, num_tokens);
       continue;
     }
-    const auto floor_of = [&](int num_rows) {
-      return 1e3 * step_bytes(runner, shape->expert_share(num_rows)) / num_ranks / bandwidth;
+    const auto floor_of = [&](double num_experts, double num_tokens_read) {
+      const double bytes = step_bytes(runner, shape->expert_share(num_experts)) +
+                           num_tokens_read * token_bytes(runner);
+      return 1e3 * bytes / num_ranks / bandwidth;
     };
-    const double floor_ms = floor_of(1);
+    const double floor_ms = floor_of(shape->kind.top_k, 0);
     if (method == methods.front()) {
       std::printf("%s in %s on %d GPUs: read bandwidth %.3f TB/s, weights of one row: %.3f ms\n",
                   shape->name, format.c_str(), num_ranks, bandwidth / 1e12, floor_ms);
@@ -591,20 +658,22 @@ int main(int argc, char** argv) try {
     for (int num_seqs : requests) {
       decode(runner, {num_seqs});
       const Timing timing = decode(runner, {num_seqs});
+      const double floor = floor_of(timing.num_experts, timing.num_tokens_read);
       std::printf(
-          "%s c%-2d: first token %.2f ms, step %.3f ms (%.3f x floor), %.0f tok/s, %.2f "
-          "tokens a step, GPU idle %.1f %%, digest %016llx\n",
-          method.c_str(), num_seqs, timing.first_token_ms, timing.step_ms,
-          timing.step_ms / floor_of(num_seqs), timing.tokens_per_second, timing.tokens_per_step,
+          "%s c%-2d: first token %.2f ms, step %.3f ms (%.3f x floor, %.1f experts), %.0f tok/s, "
+          "%.2f tokens a step, GPU idle %.1f %%, digest %016llx\n",
+          method.c_str(), num_seqs, timing.first_token_ms, timing.step_ms, timing.step_ms / floor,
+          timing.num_experts, timing.tokens_per_second, timing.tokens_per_step,
           100 * timing.idle_share, static_cast<unsigned long long>(timing.digest.value));
       json += ", \"c" + std::to_string(num_seqs) +
               "\": {\"first_token_ms\": " + std::to_string(timing.first_token_ms) +
               ", \"step_ms\": " + std::to_string(timing.step_ms) +
+              ", \"floor_ms\": " + std::to_string(floor) +
               ", \"tokens_per_second\": " + std::to_string(timing.tokens_per_second) +
               ", \"gpu_idle_share\": " + std::to_string(timing.idle_share) + ", \"digest\": \"" +
               std::to_string(timing.digest.value) + "\"}";
     }
-    for (int prompt_len : {2048, 8192}) {
+    for (int prompt_len : {2048, 4096, 8192}) {
       decode(runner, {1, prompt_len});
       const Timing timing = decode(runner, {1, prompt_len});
       std::printf("%s prompt of %d: first token %.2f ms, step %.3f ms, digest %016llx\n",

@@ -74,8 +74,19 @@ def parser() -> argparse.ArgumentParser:
     for name, counts in (("turns", [1, 16]), ("forced", [1, 16]), ("tasks", [1, 8])):
         parts[name].add_argument("--concurrency", type=int, nargs="+", default=counts)
         parts[name].add_argument("--max-tokens", type=int, default=128)
-    parts["turns"].add_argument("--num-prompts", type=int, help="default: two of each request")
-    parts["turns"].add_argument("--workload", default="mixed", choices=workload_names())
+    parts["turns"].add_argument(
+        "--num-prompts", type=int, help="default: two of each request, at least 8"
+    )
+    parts["turns"].add_argument("--temperature", type=float, default=0.0)
+    parts["turns"].add_argument(
+        "--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help="full lengths"
+    )
+    parts["turns"].add_argument(
+        "--workload",
+        nargs="+",
+        default=["mixed"],
+        help=f"of {', '.join(workload_names())}, or files of JSON lines, .jsonl",
+    )
     return whole
 
 

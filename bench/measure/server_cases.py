@@ -6,12 +6,21 @@ import argparse
 import contextlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
 from statistics import median
 
 from bench.measure.servers import Running, Side, processor_s, started
 
 from openspec.bench.load import LoadResult, RequestSettings, run_load
-from openspec.bench.workloads import Prompt, Workload, build_workload, random_prompts
+from openspec.bench.server import get
+from openspec.bench.workloads import (
+    Prompt,
+    Workload,
+    build_workload,
+    load_dataset,
+    random_prompts,
+)
 
 Report = dict[str, object]
 
@@ -81,40 +90,60 @@ def agents(sides: Sequence[Side], args: argparse.Namespace) -> Report:
 
 
 def turns(sides: Sequence[Side], args: argparse.Namespace) -> Report:
-    """Tokens per second and processor time of the same requests to each side, A B A B.
+    """Tokens per second and a step, and processor time, of the same requests to each side in turn.
 
     Processor time is the server's and hardly depends on what else the machine does. All servers
     run at once, so on a GPU their flags have to share its memory.
     """
     report: Report = {}
     with all_started(sides) as servers:
-        size = min(server.about.vocab_size for server in servers.values())
-        for count in args.concurrency:
-            num_prompts = args.num_prompts or 2 * count
-            work = build_workload(args.workload, num_prompts, 0, vocab_size=size, input_len=64)
-            rates: dict[str, list[float]] = {name: [] for name in servers}
-            used: dict[str, list[float]] = {name: [] for name in servers}
-            said: dict[str, list[list[int]]] = {}
-            for turn in range(args.turns + 1):
-                for name, server in servers.items():
-                    before = processor_s(server.pid)
-                    result = load(server, work, count, args.max_tokens)
-                    said[name] = [answer.token_ids for answer in result.completions]
-                    if turn:  # the first one warms up
-                        rates[name].append(result.tokens_per_s)
-                        each_s = (processor_s(server.pid) - before) / result.output_tokens
-                        used[name].append(1e6 * each_s)
-            first = next(iter(said.values()))
-            report[f"{count} requests"] = {
-                "tokens_per_s": compared(rates),
-                "processor_us_per_token": compared(used),
-                "answers_equal_to_the_first_sides": {
-                    name: sum(a == b for a, b in zip(own, first, strict=True))
-                    for name, own in said.items()
-                },
-                "answers": len(first),
-            }
+        for name, count in product(args.workload, args.concurrency):
+            report[f"{Path(name).stem}, {count} requests"] = in_turn(servers, name, count, args)
     return report
+
+
+def in_turn(
+    servers: Mapping[str, Running], workload: str, count: int, args: argparse.Namespace
+) -> Report:
+    """`turns` of one workload, so many requests at a time."""
+    size = min(server.about.vocab_size for server in servers.values())
+    num_prompts = args.num_prompts or max(8, 2 * count)
+    if workload.endswith(".jsonl"):
+        work = load_dataset(Path(workload), num_prompts, 0)
+    else:
+        work = build_workload(workload, num_prompts, 0, vocab_size=size, input_len=64)
+    rates: dict[str, list[float]] = {name: [] for name in servers}
+    used: dict[str, list[float]] = {name: [] for name in servers}
+    lengths: dict[str, list[float]] = {name: [] for name in servers}
+    said: dict[str, list[list[int]]] = {}
+    how = {"temperature": args.temperature, "ignore_eos": args.ignore_eos or work.ignore_eos}
+    for turn in range(args.turns + 1):
+        for name, server in servers.items():
+            before_s, before = processor_s(server.pid), engine_steps(server)
+            result = load(server, work, count, args.max_tokens, **how)
+            said[name] = [answer.token_ids for answer in result.completions]
+            if turn:  # the first one warms up
+                rates[name].append(result.tokens_per_s)
+                each_s = (processor_s(server.pid) - before_s) / result.output_tokens
+                used[name].append(1e6 * each_s)
+                lengths[name].append(result.output_tokens / (engine_steps(server) - before))
+    first = next(iter(said.values()))
+    return {
+        "tokens_per_s": compared(rates),
+        "processor_us_per_token": compared(used),
+        "tokens_per_step": compared(lengths),
+        "answers_equal_to_the_first_sides": {
+            name: sum(a == b for a, b in zip(own, first, strict=True)) for name, own in said.items()
+        },
+        "answers": len(first),
+    }
+
+
+def engine_steps(server: Running) -> float:
+    """So far, of all its engines; prompts' steps among them."""
+    lines = get(server.about.address, "/metrics").decode().splitlines()
+    steps = [line for line in lines if line.startswith("openspec:engine_steps_total")]
+    return sum(float(line.split()[-1]) for line in steps)
 
 
 @contextlib.contextmanager
@@ -125,11 +154,21 @@ def all_started(sides: Sequence[Side]) -> Iterator[dict[str, Running]]:
 
 
 def load(
-    server: Running, work: Workload, concurrency: int, max_tokens: int, speculative: bool = True
+    server: Running,
+    work: Workload,
+    concurrency: int,
+    max_tokens: int,
+    speculative: bool = True,
+    temperature: float = 0.0,
+    ignore_eos: bool = True,
 ) -> LoadResult:
-    """Greedy answers of full length to prompts that are in no prefix cache."""
+    """Answers to prompts that are in no prefix cache."""
     settings = RequestSettings(
-        model=server.about.model, max_tokens=max_tokens, temperature=0.0, seed=0, ignore_eos=True
+        model=server.about.model,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=0,
+        ignore_eos=ignore_eos,
     )
     salt = secrets.token_hex(8)
     address = server.about.address

@@ -23,8 +23,8 @@ from tests.gates.test_logits import (
     Rows,
     Subject,
     assert_same_bits,
+    check_bfloat16,
     check_company,
-    check_errors,
     reference,
 )
 
@@ -79,9 +79,7 @@ def whole(subject: Subject, token_ids: list[int]) -> Rows:
 def test_error_is_no_larger_than_the_references(
     folder: Path, whole: Rows, token_ids: list[int]
 ) -> None:
-    truth = reference(folder, token_ids, torch.float32)
-    theirs = reference(folder, token_ids, torch.bfloat16)
-    check_errors(whole, theirs, truth)
+    check_bfloat16(folder, token_ids, whole, reference(folder, token_ids, torch.float32))
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64])

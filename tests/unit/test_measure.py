@@ -150,7 +150,11 @@ def test_servers(tmp_path: Path) -> None:
     lengths = ("--agents", "3", "--system", "700", "--own", "20")
     record = measured(tmp_path / "agents", "agents", *both, *lengths)
     assert record.keys() == names and record["this plain"]["ratio"]["median"] > 0
-    sent = ("--concurrency", "2", "--max-tokens", "16")
-    [row] = measured(tmp_path / "turns", "turns", *both, *sent).values()
+    sent = ("--concurrency", "2", "--max-tokens", "16", "--temperature", "1")
+    [row, _] = measured(
+        tmp_path / "turns", "turns", *both, *sent, "--workload", "random", "repeat"
+    ).values()
+    # Of two requests, and of prompts in steps of their own.
+    assert all(0.5 < length["median"] <= 10 for length in row["tokens_per_step"].values())
     assert row["answers_equal_to_the_first_sides"] == dict.fromkeys(names, row["answers"])
     assert row["processor_us_per_token"]["this plain"]["median"] > 0

@@ -64,7 +64,7 @@ void DeviceStep::add_sequence(int slot) {
 void DeviceStep::restore_sequence(int slot) {
   masked_.forget_launched();  // what is given up is given up to the last step
   updates_.restore(slot);
-  ranks_.each([&](RankStep& rank) { rank.mirror().upload_base(slot); });
+  restored_.push_back(slot);
 }
 
 void DeviceStep::copy(void* to, const void* from, size_t bytes) {
@@ -93,6 +93,9 @@ void DeviceStep::launch(StepLease& lease) {
     experts_before_ = expert_counts();
   }
   lease.ring_index = ring_.take();
+  for (const int slot : std::exchange(restored_, {})) {
+    ranks_.each([&](RankStep& rank) { rank.mirror().upload_base(slot); });
+  }
   context_.table.grammar_work().begin_step();
   const bool host_has_trees = propose_on_host(lease);
   masked_.offer(lease);

@@ -78,6 +78,9 @@ class DeviceStep final : public StepBackend {
   RankTeam ranks_;
   StepRing ring_;
   TableUpdates updates_;
+  // What is given up may be so because a device fails, so no device is called then: the next step
+  // writes their pages of states.
+  std::vector<int> restored_;
   MaskedSteps masked_;
   DeviceProbe probe_;
   DrafterSource host_drafter_;                           // of a drafter that works on the host

@@ -198,9 +198,9 @@ void check_route(const Layer& layer, const uint16_t* bits, const int32_t* expert
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](int a, int b) { return from_bf16(bits[a]) > from_bf16(bits[b]); });
+  const double most = from_bf16(bits[order[0]]);
   const auto exp_of = [&](int e) {
-    return std::exp(static_cast<double>(from_bf16(bits[e])) -
-                    static_cast<double>(from_bf16(bits[order[0]])));
+    return std::exp(static_cast<double>(from_bf16(bits[e])) - most);
   };
   double total = 0, chosen = 0;
   for (int e = 0; e < layer.num_experts; ++e) total += exp_of(e);

@@ -85,6 +85,23 @@ inline RunnerConfig config_of(const std::string& method) {
       head.confidence_sees_token = true;
     }
   }
+  if (method == "mtp") {
+    HeadSpec& head = config.head.emplace();
+    head.layers = {config.target.layers[0]};
+    head.capture_layers = {2};
+    head.captures_normed = true;
+    head.draft_vocab_size = kVocab;
+    head.has_head = false;
+  }
+  if (method == "draft_model") {
+    HeadSpec& head = config.head.emplace();
+    head.model.emplace(config.target);
+    head.model->hidden_size = 192;
+    head.model->layers.assign(2, {testing::attention_of(2, 1, 128), DenseMlpSpec{416}});
+    head.layers = head.model->layers;
+    head.draft_vocab_size = kVocab;
+    head.has_embedding = true;
+  }
   return config;
 }
 
