@@ -81,6 +81,18 @@ void PagePool::forget(PageId page) {
   if (tell_forgotten_) tell_forgotten_(state.hash, state.is_silent);
 }
 
+void PagePool::retract(const PageHash& hash) {
+  const auto found = index_.find(hash);
+  if (found == index_.end()) return;
+  const PageId page = found->second;
+  index_.erase(found);
+  Page& state = pages_[static_cast<size_t>(page)];
+  state.published = false;
+  if (state.num_references > 0) return;
+  cached_.erase(state.cached_at);
+  free_.push_back(page);
+}
+
 void PagePool::reset_cache() {
   for (PageId page : cached_) free_.push_back(page);
   cached_.clear();

@@ -46,6 +46,9 @@ class PagePool {
   /// already does, that one stays. published_hashes() has none that `is_silent`: such a page holds
   /// something else than tokens' KV.
   bool publish(PageId page, const PageHash& hash, bool is_silent = false);
+  /// The page that stands under `hash`, if one does, is reusable no more, and free if nobody holds
+  /// it. Nobody is told.
+  void retract(const PageHash& hash);
   /// Forgets every published page; held ones stay held.
   void reset_cache();
   /// Tells of each page that makes room for others; not of those that reset_cache() forgets.

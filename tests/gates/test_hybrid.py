@@ -7,7 +7,7 @@ import json
 import logging
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -125,18 +125,40 @@ def test_trees_become_chains() -> None:
     assert core.stats().num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("method", ["eagle3", "dflash"])
-def test_heads(method: str) -> None:
-    """Made for another target, so that drafts are wrong; the second time from cached prefixes."""
-    core = make_core(
+OTHER_DRAFTERS: dict[str, dict[str, Any]] = {
+    "ngram": {"ngram_min": 1},
+    # Made for another target, so that few drafts are right.
+    "eagle3": {"draft_model": str(EMBEDDED_MODEL / "eagle3"), "draft_noise": False},
+    "dflash": {"draft_model": str(EMBEDDED_MODEL / "dflash")},
+}
+
+
+def with_drafter(method: str, **settings: Any) -> EngineCore:
+    return make_core(
         method=method,
-        draft_model=str(EMBEDDED_MODEL / method),
         num_speculative_tokens=3,
         adaptive_speculation=False,
+        **OTHER_DRAFTERS[method],
+        **settings,
     )
+
+
+@pytest.mark.parametrize("method", OTHER_DRAFTERS)
+def test_drafters_that_know_nothing_of_states(method: str) -> None:
+    """Greedy and sampled; the second time from cached prefixes, some of other requests."""
+    core = with_drafter(method)
     assert texts(run(core, batch_of(16))) == expected(16)
     assert texts(run(core, batch_of(16))) == expected(16)
     assert core.stats().prefix_cache_hits > 0 and core.stats().num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("method", OTHER_DRAFTERS)
+def test_drafters_on_few_pages(method: str) -> None:
+    """Preempted, and computed again with what the drafter keeps."""
+    memory = pages_with_states(13, 5, lambda: with_drafter(method))
+    core = with_drafter(method, kv_cache_memory=memory, max_model_len=200)
+    assert texts(run(core, batch_of(16))) == expected(16)
+    assert core.stats().num_preemptions > 0
 
 
 def test_ngram_drafts_of_requests_with_their_own_say() -> None:
@@ -224,9 +246,11 @@ def test_chunks_beside_others(num_drafts: int, num_rows: int) -> None:
     assert texts(run(core, batch_of(16))) == expected(16)
 
 
-def pages_with_states(num_pages: int, num_states: int) -> int:
-    """Bytes of so many pages and of those of so many running states."""
-    plan = make_core(method="none").info.memory_plan
+def pages_with_states(
+    num_pages: int, num_states: int, make: Callable[[], EngineCore] = lambda: drafted(0)
+) -> int:
+    """Bytes of so many pages and of those of so many running states, of such an engine."""
+    plan = make().info.memory_plan
     num_base_pages = (plan["sequence_bytes"] - plan["state_bytes"] // 16) // plan["page_bytes"]
     return (num_pages + num_states * num_base_pages) * plan["page_bytes"]
 

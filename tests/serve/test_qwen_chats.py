@@ -16,6 +16,7 @@ from tests.serve.sse import stream
 PATH = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
 FIELDS = ("reasoning_content", "content")
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 TEMPLATE = """\
 {#- <tool_call><function= #}
 {%- if reasoning_effort is defined %}
@@ -119,6 +120,34 @@ def test_what_is_refused(
 ) -> None:
     error = server.error(PATH, messages=HI, **fields)
     assert error["param"] == param and message in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        (PATH, {"messages": [{"role": "user", "content": [IMAGE]}]}, "image_url"),
+        (
+            "/v1/responses",
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input_image",
+        ),
+        (
+            "/v1/messages",
+            {
+                "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}],
+                "max_tokens": 1,
+            },
+            "image",
+        ),
+    ],
+)
+def test_images_are_refused_by_name(
+    server: RunningServer, path: str, body: dict[str, object], name: str
+) -> None:
+    response = server.client.post(path, json=body)
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert repr(name) in message and "only text" in message
 
 
 def test_the_servers_degree(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ void PrefixCache::make_snapshot(int slot, const PageHash& prefix, int length, in
       if (pool_.has(path[page])) tell_stored(slot, page);
     });
   }
-  tell_lost();
+  release_lost();
 }
 
 void PrefixCache::tell_stored(int slot, size_t page) {
@@ -64,10 +64,13 @@ void PrefixCache::tell_stored(int slot, size_t page) {
                   table_.tokens(slot).first(num_tokens), salts_[size_t(slot)]);
 }
 
-void PrefixCache::tell_lost() {
-  for (const PageHash& prefix : records_.take_lost()) {
+void PrefixCache::release_lost() {
+  for (const LostSnapshot& lost : records_.take_lost()) {
+    if (lost.base.num_folded > 0 && !records_.needs_base(lost.base.key)) {
+      for (int i = 0; i < bases_.num_pages(); ++i) pool_.retract(base_page(lost.base, i));
+    }
     if (!events_) continue;
-    served_.remove(prefix, [&](const PageHash& page) {
+    served_.remove(lost.prefix, [&](const PageHash& page) {
       if (pool_.has(page)) events_->removed(page);
     });
   }
@@ -76,7 +79,7 @@ void PrefixCache::tell_lost() {
 void PrefixCache::forget(const PageHash& page, bool is_silent) {
   if (is_silent) {
     records_.forget_base(page);
-    tell_lost();
+    release_lost();
   } else if (events_ && counts(page)) {
     events_->removed(page);
   }

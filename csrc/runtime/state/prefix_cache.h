@@ -84,8 +84,9 @@ class PrefixCache {
   bool counts(const PageHash& page) const { return !records_.exist() || served_.has(page); }
   /// Events tell of a page that is there.
   void tell_stored(int slot, size_t page);
-  /// Events tell of what snapshots that went were the last to make count.
-  void tell_lost();
+  /// What snapshots that went were the last to need: their bases' pages are free, and events tell
+  /// of pages that count no more.
+  void release_lost();
   /// A drafter needs the features of the token before the first new one, so that one runs again;
   /// what it writes to its shared page are the bits that are there.
   int num_computed(size_t num_pages) const {

@@ -76,7 +76,9 @@ void SlotRecords::attach(int slot, const PageHash& prefix, int length) {
 }
 
 void SlotRecords::lose_place(size_t place) {
-  if (snapshots_.erase(prefix_of_[place]) > 0) lost_.push_back(prefix_of_[place]);
+  if (snapshots_.erase(prefix_of_[place]) > 0) {
+    lost_.push_back({prefix_of_[place], base_of_[place]});
+  }
   prefix_of_[place] = {};
   base_of_[place] = {};
   last_use_[place] = 0;

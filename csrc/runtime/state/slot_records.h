@@ -52,6 +52,12 @@ struct BaseName {
   PageHash key{};      // of its first page; the names of the others come from it
 };
 
+/// A snapshot that is there no more.
+struct LostSnapshot {
+  PageHash prefix;
+  BaseName base;
+};
+
 /// The running states of sequences: a ring of records for each slot, and snapshots of prefixes.
 ///
 /// To go back is a length as long as the ring still has the records before it. A step of a prompt's
@@ -95,6 +101,12 @@ class SlotRecords {
   BaseName& base_of(const PageHash& prefix) { return base_of_[size_t(snapshots_.at(prefix))]; }
   /// The base under that name is not there any more, nor are snapshots that go on from it.
   void forget_base(const PageHash& key);
+  /// Whether a snapshot goes on from the base under that name.
+  bool needs_base(const PageHash& key) const {
+    return std::any_of(base_of_.begin(), base_of_.end(), [&](const BaseName& base) {
+      return base.num_folded > 0 && base.key == key;
+    });
+  }
   /// The slot goes on from the snapshot of a prefix of `length` tokens, which must be there.
   void attach(int slot, const PageHash& prefix, int length);
   /// Makes a snapshot of the slot's first `length` tokens, unless there is one or the ring, written
@@ -102,8 +114,8 @@ class SlotRecords {
   /// place of the slot's last one of that kind, unless this stays (SnapshotOf) or somebody went on
   /// from it. Whether one was made.
   bool publish(int slot, const PageHash& prefix, int length, int end, SnapshotOf of);
-  /// Prefixes whose snapshots went since the last call, but for reset_snapshots().
-  std::vector<PageHash> take_lost() { return std::exchange(lost_, {}); }
+  /// Those that went since the last call, but for reset_snapshots().
+  std::vector<LostSnapshot> take_lost() { return std::exchange(lost_, {}); }
   /// Of how many of its first tokens the slot should make a snapshot, since others' pages hold
   /// them; 0: none. Where a prompt's chunk ends there, it does.
   int& wanted(int slot) { return slots_[size_t(slot)].wanted; }
@@ -153,7 +165,7 @@ class SlotRecords {
   std::vector<uint64_t> last_use_;
   static constexpr uint64_t kFirstUse = uint64_t{1} << 63;
   uint64_t latest_use_ = kFirstUse;
-  std::vector<PageHash> lost_;
+  std::vector<LostSnapshot> lost_;
 };
 
 }  // namespace openspec

@@ -125,6 +125,22 @@ TEST(silent_pages_are_found_and_told_to_nobody) {
   pool.release(held[1]);
 }
 
+TEST(a_page_that_is_retracted_is_free_once_nobody_holds_it) {
+  PagePool pool(2);
+  std::vector<PageId> held;
+  pool.allocate(2, &held);
+  CHECK(pool.publish(held[0], {1, 1}) && pool.publish(held[1], {2, 2}));
+  pool.release(held[1]);
+  for (uint64_t name : {1, 2, 3}) pool.retract({name, name});
+  CHECK(!pool.has({1, 1}) && !pool.has({2, 2}));
+  pool.check_integrity(std::vector<PageId>{held[0]});
+  CHECK(pool.publish(held[0], {2, 2}));
+  pool.release(held[0]);
+  CHECK_EQ(pool.find({2, 2}), held[0]);
+  pool.check_integrity(std::vector<PageId>{held[0]});
+  pool.release(held[0]);
+}
+
 TEST(whoever_follows_the_events_knows_the_cache) {
   constexpr size_t kPageSize = 4;
   std::mt19937 random(3);

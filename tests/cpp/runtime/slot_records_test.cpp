@@ -128,10 +128,14 @@ TEST(a_snapshot_where_prompts_part_takes_no_other_ones_place) {
   CHECK(records.slots.has_snapshot({2, 0}));
   records.slots.base_of({2, 0}) = {.num_folded = 1, .key = {7, 7}};
   records.slots.forget_base({8, 8});
+  CHECK(records.slots.needs_base({7, 7}) && !records.slots.needs_base({8, 8}));
   CHECK(records.slots.has_snapshot({2, 0}));
   records.slots.forget_base({7, 7});
   CHECK(!records.slots.has_snapshot({2, 0}) && records.slots.has_snapshot({3, 0}));
-  CHECK(records.slots.take_lost() == std::vector<PageHash>({{1, 0}, {2, 0}}));
+  const std::vector<LostSnapshot> lost = records.slots.take_lost();
+  CHECK_EQ(lost.size(), 2u);
+  CHECK(lost[0].prefix == PageHash(1, 0) && lost[0].base.num_folded == 0);
+  CHECK(lost[1].prefix == PageHash(2, 0) && lost[1].base.key == PageHash(7, 7));
   CHECK(records.slots.take_lost().empty());
   CHECK_EQ(records.slots.wanted(0), 0);
 }

@@ -356,8 +356,8 @@ def _content(message: ChatMessage) -> str:
         text = part.said()
         if text is None:
             raise RequestError(
-                "messages: only text content is supported; a part must be "
-                '{"type": "text", "text": ...}.',
+                f"messages: a part of type {part.type[:64]!r} has no text, and only text is "
+                'supported; a part must be {"type": "text", "text": ...}.',
                 "messages",
             )
         texts.append(text)
