@@ -155,6 +155,13 @@ void for_each_rank(const std::vector<Weights*>& ranks, const Load& load) {
   for (std::future<void>& other : others) other.get();
 }
 
+/// Token ids, as offsets; none: the numbers are of another type.
+std::optional<std::vector<int64_t>> offsets_of(const BufferBytes& bytes, const std::string& dtype) {
+  if (dtype == "I64") return integers_of<int64_t>(bytes);
+  if (dtype == "I32") return integers_of<int32_t>(bytes);
+  return std::nullopt;
+}
+
 /// A tensor of the target or of the draft model, which may have token ids too.
 template <bool kIsDraft>
 void load_tensor(Runner& runner, const std::string& name, const py::buffer& data,
@@ -162,16 +169,39 @@ void load_tensor(Runner& runner, const std::string& name, const py::buffer& data
   const std::vector<Weights*> all = weights_of<kIsDraft>(runner);
   OPENSPEC_CHECK_ARG(!all.empty(), "this drafter has no weights");
   const BufferBytes bytes(data);
-  if (kIsDraft && (dtype == "I64" || dtype == "I32")) {
-    const std::vector<int64_t> offsets =
-        dtype == "I64" ? integers_of<int64_t>(bytes) : integers_of<int32_t>(bytes);
-    for (Weights* weights : all) weights->load_offsets(name, offsets);
+  if (const auto offsets = offsets_of(bytes, dtype); kIsDraft && offsets) {
+    for (Weights* weights : all) weights->load_offsets(name, *offsets);
     return;
   }
   const DType type = dtype_of(name, dtype);
   py::gil_scoped_release nogil;
   for_each_rank(all,
                 [&](Weights& weights) { weights.load(name, bytes.data(), bytes.size(), type); });
+}
+
+/// A tensor of a draft model that is loaded beside steps.
+void load_spare_tensor(Runner& runner, const std::string& name, const py::buffer& data,
+                       const std::string& dtype) {
+  Weights& spare = runner.spare_draft_weights();
+  const BufferBytes bytes(data);
+  if (const auto offsets = offsets_of(bytes, dtype)) return spare.load_offsets(name, *offsets);
+  const DType type = dtype_of(name, dtype);
+  py::gil_scoped_release nogil;
+  spare.load(name, bytes.data(), bytes.size(), type);
+}
+
+/// Whether such a tensor's numbers are finite.
+bool check_spare_tensor(Runner& runner, const std::string& name, const py::buffer& data,
+                        const std::string& dtype) {
+  const Weights& spare = runner.spare_draft_weights();
+  const BufferBytes bytes(data);
+  if (const auto offsets = offsets_of(bytes, dtype)) {
+    spare.check_offsets(name, *offsets);
+    return true;
+  }
+  const DType type = dtype_of(name, dtype);
+  py::gil_scoped_release nogil;
+  return spare.check(name, bytes.data(), bytes.size(), type);
 }
 
 /// The names that any rank knows of such a tensor, each once.
@@ -215,6 +245,7 @@ void bind_values(py::module_& m) {
   py::class_<MemoryPlan>(m, "MemoryPlan")
       .def_readonly("weight_bytes", &MemoryPlan::weight_bytes)
       .def_readonly("scratch_bytes", &MemoryPlan::scratch_bytes)
+      .def_readonly("exchange_bytes", &MemoryPlan::exchange_bytes)
       .def_readonly("table_bytes", &MemoryPlan::table_bytes)
       .def_readonly("draft_fixed_bytes", &MemoryPlan::draft_fixed_bytes)
       .def_readonly("state_bytes", &MemoryPlan::state_bytes)
@@ -334,6 +365,11 @@ void bind_probes(py::class_<Runner>& runner) {
                             runner.backend().capture_layers().size() *
                                 static_cast<size_t>(runner.config().target.hidden_size));
            })
+      // Where the device has the captured rows until the next step; 0 on the CPU.
+      .def("captured_address",
+           [](Runner& runner) {
+             return reinterpret_cast<uintptr_t>(runner.backend().features_on_device());
+           })
       .def("last_logits",
            [](Runner& runner) {
              return rows_of(runner.backend().last_logits(),
@@ -361,6 +397,16 @@ void bind_runner(py::module_& m) {
       .def("load_draft_tensor", &load_tensor<true>, py::arg("name"), py::arg("data"),
            py::arg("dtype"))
       .def("finish_loading", &Runner::finish_loading, Nogil())
+      .def("begin_spare_loading",
+           [](Runner& runner) { runner.spare_draft_weights().begin_loading(); })
+      .def("check_spare_tensor", &check_spare_tensor, py::arg("name"), py::arg("data"),
+           py::arg("dtype"))
+      .def("load_spare_tensor", &load_spare_tensor, py::arg("name"), py::arg("data"),
+           py::arg("dtype"))
+      .def(
+          "finish_spare_loading",
+          [](Runner& runner) { runner.spare_draft_weights().finish_loading(); }, Nogil())
+      .def("exchange_drafter", &Runner::exchange_drafter, Nogil())
       .def(
           "non_finite_tensors",
           [](Runner& runner) {

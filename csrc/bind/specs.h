@@ -183,6 +183,7 @@ struct Description<RunnerConfig> {
       {"method", read_as<&RunnerConfig::method>},
       {"method_options", read_as<&RunnerConfig::method_options>},
       {"head", read_as<&RunnerConfig::head>},
+      {"has_spare_head", read_as<&RunnerConfig::has_spare_head>},
       {"acceptance",
        [](RunnerConfig& config, const pybind11::handle& value) {
          config.acceptance = parse<Acceptance>(

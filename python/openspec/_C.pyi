@@ -43,6 +43,7 @@ class MemoryPlan:
 
     weight_bytes: int
     scratch_bytes: int
+    exchange_bytes: int
     table_bytes: int
     draft_fixed_bytes: int
     state_bytes: int
@@ -224,6 +225,19 @@ class Runner:
         """Takes one of these: "BF16", for vectors also "F32"; "I64" or "I32" for token ids."""
     def finish_loading(self) -> None:
         """Closes the loading of target and drafter."""
+
+    # With RunnerConfig.has_spare_head: another head, loaded by a thread of its own beside steps.
+    def begin_spare_loading(self) -> None:
+        """The room for it holds no head from here on. Each tensor follows, then the finish."""
+    def check_spare_tensor(self, name: str, data: Buffer, dtype: str) -> bool:
+        """False: it holds NaN or infinity. Raises what loading it would; changes nothing."""
+    def load_spare_tensor(self, name: str, data: Buffer, dtype: str) -> None:
+        """As `load_draft_tensor`."""
+    def finish_spare_loading(self) -> None:
+        """Returns once all of it is on the device."""
+    def exchange_drafter(self) -> None:
+        """Between launches: the drafter's weights and those beside them take each other's place.
+        Steps in flight keep the old ones; pages keep what these wrote."""
     def non_finite_tensors(self) -> tuple[list[str], list[str]]:
         """Tensors of target and drafter that hold NaN or infinity, in one read of the weights."""
     def measure_step_times(self, budget_s: float) -> list[tuple[int, int, bool, float, float]]:
