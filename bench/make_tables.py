@@ -261,6 +261,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "dspark": partial(plain_and_drafts, DSPARK, ("gsm8k_test", "chat")),
     "oracle-targets": partial(oracles, "target"),
     "oracle-heads": partial(oracles, "head"),
+    "oracle-memory": partial(oracles, "memory"),
     "expected": expected,
     "tasks": tasks,
     "memory": partial(planned, "models"),

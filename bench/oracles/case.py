@@ -38,7 +38,7 @@ class Sources:
 class Case:
     """One row of the table."""
 
-    kind: Literal["target", "head"]
+    kind: Literal["target", "head", "memory"]
     format: str
     """As users know it, such as "Llama 3.2 (tied, head_dim 64)"."""
     reading: Literal["read", "refused"] = "read"

@@ -213,9 +213,11 @@ class EngineConfig:
                 f"quantization must be {' or '.join(QUANTIZATIONS)}, got {self.quantization!r}"
             )
         if self.kv_cache_dtype not in ("auto", "bfloat16"):
+            is_fp8 = self.kv_cache_dtype.lower().startswith("fp8")
+            reason = ": a KV cache in FP8 is not taken yet" if is_fp8 else ""
             raise ConfigError(
-                f"kv_cache_dtype must be auto or bfloat16, got {self.kv_cache_dtype!r}: a KV cache "
-                "in FP8 is not taken yet; drop it"
+                f"kv_cache_dtype must be auto or bfloat16, got {self.kv_cache_dtype!r}{reason}; "
+                "drop it"
             )
         if self.tensor_parallel_size not in TENSOR_PARALLEL_SIZES:
             raise ConfigError(

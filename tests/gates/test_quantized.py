@@ -269,6 +269,17 @@ def test_a_nan_among_the_codes_ends_the_start(tmp_path: Path) -> None:
             harness.make_core(model=str(file.parent), method="none")
 
 
+def test_a_nan_to_quantise_is_placed_once(tmp_path: Path) -> None:
+    shutil.copytree(plain_folder(), tmp_path / "model")
+    file, name = tmp_path / "model" / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    tensors = safetensors.torch.load_file(file)
+    tensors[name][700, 31] = torch.nan
+    safetensors.torch.save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ConfigError, match="get the checkpoint anew") as raised:
+        harness.make_core(model=str(file.parent), method="none", quantization="fp8")
+    assert str(raised.value).count(name) == 1
+
+
 def test_tensors_of_one_matrix_have_one_format(tmp_path: Path) -> None:
     shutil.copytree(coded_folder("fp8"), tmp_path / "model")
     file, name = tmp_path / "model" / "model.safetensors", "model.layers.1.self_attn.k_proj"
@@ -281,6 +292,22 @@ def test_tensors_of_one_matrix_have_one_format(tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="make one matrix, so all of them must be bf16"):
         harness.make_core(model=str(file.parent), method="none")
+
+
+@pytest.mark.usefixtures("on_the_host")
+def test_the_log_and_the_server_say_the_format(caplog: pytest.LogCaptureFixture) -> None:
+    made = "FP8 with scales of each block (made of bfloat16 at load)"
+    read = "FP8 with scales of each channel (compressed-tensors float-quantized)"
+    for folder, wanted, name in (
+        (plain_folder(), None, "bfloat16"),
+        (plain_folder(), "fp8_per_block", made),
+        (coded_folder("fp8"), None, read),
+    ):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            core = harness.make_core(model=str(folder), method="none", quantization=wanted)
+        assert core.info.weights == name
+        assert f", weights {name}, " in caplog.text
 
 
 def test_memory_counts_codes_and_scales() -> None:

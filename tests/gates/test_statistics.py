@@ -51,7 +51,7 @@ class Cells:
         {"temperature": 1.5, "top_k": 12},
         pytest.param({"temperature": 1.0}, marks=pytest.mark.full),
         pytest.param({"temperature": 1.5, "top_p": 0.8}, marks=pytest.mark.full),
-        pytest.param({"temperature": 0.8, "min_p": 0.05}, marks=pytest.mark.full),
+        pytest.param({"temperature": 1.5, "min_p": 0.05}, marks=pytest.mark.full),
     ],
     ids=str,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from bench.random_target import PUBLISHED, write_random_target
 
 from openspec import _C
@@ -34,7 +36,14 @@ from tests.gates.pairs import EMBEDDED
 from tests.gates.test_faults import STAGES, Fault
 from tests.gates.test_logits import Subject, assert_same_bits
 from tests.gates.workload import jobs
-from tests.heads.formats import Block, Sizes, dflash_zlab, eagle3_deepspec, markov_tensors
+from tests.heads.formats import (
+    Block,
+    Sizes,
+    dflash_zlab,
+    eagle3_classic,
+    eagle3_deepspec,
+    markov_tensors,
+)
 from tests.heads.seeded import drawn, write
 from tests.heads.untrained import GAINS, ONES
 
@@ -64,6 +73,7 @@ EACH_DRAFTER = [
 
 ON_GPUS = (
     "test_crowded",
+    "test_copies",
     "test_faults",
     "test_prefix_hits_in_bfloat16",
     "test_grammars",
@@ -107,15 +117,31 @@ def eight_heads(num_kv_heads: int, name: str = "qwen3-0.6b", vocab_size: int = S
 @cache
 def head(method: str) -> Path:
     """One for it. Those that draft blocks read its embedding and its LM head, which ranks share."""
+    if method == "draft_model":
+        return with_tokenizer(eight_heads(8))
+    given = {}
     if method == "eagle3":
         config, shapes = eagle3_deepspec(SIZES, [0, 1, 2])
+    elif method == "peagle":
+        captured = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+        config, shapes = eagle3_classic(SIZES, eagle_config=captured)
+        config |= {"parallel_drafting": True, "ptd_token_id": 271}
+        shapes["mask_hidden"] = [1, 1, 3 * SIZES.hidden]
+        given = {name: torch.zeros(SIZES.vocab, dtype=torch.int64) for name in SIZES.token_map()}
+        given["t2d"] = torch.ones(SIZES.vocab, dtype=torch.bool)
     else:
         block = Block(num_layers=2, mask=271, outputs=[0, 2])
         config, shapes = dflash_zlab(SIZES, block, 8)
     if method == "dspark":
         config["markov_rank"] = 16
         shapes |= markov_tensors(SIZES, 16)
-    return write(new_folder(), (config, drawn(shapes, 0, GAINS, ONES)))
+    return write(new_folder(), (config, drawn(shapes, 0, GAINS, ONES, given)))
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """The folder, with the embedded model's: a draft model is compared with its target by it."""
+    shutil.copy(EMBEDDED_MODEL / "tokenizer.json", folder)
+    return folder
 
 
 def crowded(name: str, num_ranks: int) -> dict[str, Any]:
@@ -187,6 +213,21 @@ def test_grammars(name: str, grammar: str, num_ranks: int) -> None:
     assert texts(run(core, batch)) == texts(plain(batch))
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("name", ["eagle3", "eagle3 tree", "draft_model", "draft_model tree"])
+def test_copies(name: str, num_ranks: int, reference: Reference) -> None:
+    """Of the text's own past, and of answers, beside chains and trees."""
+    batch = jobs("mixed", 8, 60)
+    settings = drafter_settings(name) | {"adaptive_speculation": False, "draft_memory": 1 << 18}
+    core = make_core(**settings, tensor_parallel_size=num_ranks)
+    assert texts(run(core, batch)) == texts(reference(batch))
+    num_first = core.stats().num_accepted_copied_tokens
+    assert num_first > 0
+    assert texts(run(core, batch)) == texts(reference(batch))
+    assert core.stats().num_accepted_copied_tokens > 2 * num_first
+
+
 @pytest.mark.parametrize("num_threads", [3, 6, pytest.param(16, marks=FULL)])
 def test_threads(num_threads: int, reference: Reference) -> None:
     """Fewer than ranks, more, which are not shared out evenly, and many."""
@@ -197,14 +238,25 @@ def test_threads(num_threads: int, reference: Reference) -> None:
 
 # ---- Eight ranks --------------------------------------------------------------------------------
 
-DRAFTERS = ("ngram", "eagle3", "eagle3 tree", "dflash", "dflash tree", "dspark", "dspark tree")
+DRAFTERS = (
+    "ngram",
+    "eagle3",
+    "eagle3 tree",
+    "peagle",
+    "dflash",
+    "dflash tree",
+    "dspark",
+    "dspark tree",
+    "draft_model",
+)
 """A commit runs the first, a tree, and one that reads the target's LM head."""
 
 
 def on_eight_heads(name: str, num_kv_heads: int = 2) -> dict[str, Any]:
     """Settings of a drafter for the target of eight heads that drafts at every step."""
     method, _, is_tree = name.partition(" ")
-    settings: dict[str, Any] = {"model": str(eight_heads(num_kv_heads)), "method": method}
+    target = with_tokenizer(eight_heads(num_kv_heads))
+    settings: dict[str, Any] = {"model": str(target), "method": method}
     if method != "ngram":
         settings["draft_model"] = str(head(method))
     if is_tree:
@@ -232,6 +284,7 @@ def test_eight_heads(name: str, num_kv_heads: int, num_ranks: int) -> None:
     before = core.stats().prefix_cache_hits
     assert texts(run(core, batch)) == texts(expected)
     assert core.stats().prefix_cache_hits > before
+    assert core.stats().num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("stage", ["reserve", *(pytest.param(s, marks=FULL) for s in STAGES[1:])])

@@ -150,7 +150,9 @@ def no_nvidia_smi(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
     raise FileNotFoundError("nvidia-smi")
 
 
-def test_ranks_on_cuda_have_the_memory_of_the_fullest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_on_cuda_have_the_memory_of_the_fullest(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(engine_plan, "_C", Core(100 * GIB, num_gpus=4))
     monkeypatch.setattr(subprocess, "run", no_nvidia_smi)
     monkeypatch.setenv("CUDA_MODULE_LOADING", "")
@@ -159,9 +161,12 @@ def test_ranks_on_cuda_have_the_memory_of_the_fullest(monkeypatch: pytest.Monkey
     plan = engine_plan.plan_engine(EngineConfig(method="none", tensor_parallel_size=4)).memory
     assert plan.available_bytes == 77 * GIB and plan.weight_bytes == 25 * GIB
     assert plan.describe().startswith("each of 4 ranks has weights 25.0")
+    assert "GPU 3 has 77.00 GiB free, another rank's 80.00 GiB" in caplog.text
     # Read by CUDA when it is first used.
     assert os.environ["CUDA_MODULE_LOADING"] == "EAGER"
+    caplog.clear()
     engine_plan.plan_engine(EngineConfig(method="none", tensor_parallel_size=2))
+    assert "another rank's" not in caplog.text
 
 
 def test_ranks_without_gpus_are_refused_before_anything_is_allocated(

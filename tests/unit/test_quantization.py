@@ -280,6 +280,8 @@ def test_tensors_that_mean_nothing_are_refused(
         (compressed("channel") | {"config_groups": {}}, "config_groups"),
         (compressed("channel") | {"sparsity_config": {"format": "sparse-24"}}, "sparse"),
         (compressed("channel") | {"ignore": ["re:("]}, "regular expressions"),
+        (compressed("channel") | {"ignore": ["re:([a-z._0-9]+)+!"]}, "none of a group"),
+        (compressed("channel") | {"ignore": ["re:" + 8 * ".*" + "!"]}, "fewer repeats"),
         (compressed("channel") | {"ignore": "lm_head"}, "a list of modules"),
         (BLOCK_FP8 | {"weight_block_size": [64, 64]}, "other blocks"),
         (BLOCK_FP8 | {"fmt": "e5m2"}, "e5m2 weights are not read"),
@@ -349,6 +351,8 @@ def test_settings_that_are_not_taken() -> None:
     for value in ("fp8", "fp8_e4m3"):
         with pytest.raises(ConfigError, match="not taken yet"):
             EngineConfig(kv_cache_dtype=value).check()
+    with pytest.raises(ConfigError, match=r"auto or bfloat16, got 'int8'; drop it"):
+        EngineConfig(kv_cache_dtype="int8").check()
 
 
 @pytest.mark.parametrize("form", SHAPES)

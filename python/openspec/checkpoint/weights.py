@@ -351,6 +351,8 @@ def _load(part: _Part, file: SafetensorsFile, name: str) -> int:
             load_made(part.load, inner, file.tensor(name), scale, where)
         else:
             part.load(inner, data, dtype)
+    except ConfigError:
+        raise
     except ValueError as error:  # a type that the runner does not take for this tensor
         remedy = f": {part.remedy}" if dtype == "F32" else ""
         raise ConfigError(f"{where}: {error}{remedy}") from None
@@ -375,6 +377,14 @@ def _check_tensors(part: _Part) -> None:
             f"{name_some(shapes)}; config.json and weights belong to different models, "
             "or the checkpoint is incomplete"
         )
+    quantized = {} if part.weight_format.is_made else part.weight_format.quantized
+    coded = {name for name in expected if part.runner_names[name] in quantized}
+    for name in expected:
+        if found[name].dtype == CODES and name not in coded:  # before its scale: that has no place
+            raise ConfigError(
+                f"{found[name].path}: {name} is {CODES}, but neither config.json nor "
+                "hf_quant_config.json says that it is quantised; get the checkpoint anew"
+            )
     surplus = sorted(name for name in found if name not in expected)
     for reason in dict.fromkeys(part.ignored.values()):
         names = [name for name in surplus if part.ignored.get(name) == reason]
@@ -395,14 +405,7 @@ def _check_tensors(part: _Part) -> None:
                 f"{info.path}: {name}: expected shape {list(shape)} (from config.json), "
                 f"found {list(info.shape)}"
             )
-        quantized = part.weight_format.quantized
-        is_coded = part.runner_names[name] in quantized and not part.weight_format.is_made
-        dtypes = (CODES,) if is_coded else part.dtypes
-        if info.dtype == CODES and not is_coded:
-            raise ConfigError(
-                f"{info.path}: {name} is {CODES}, but neither config.json nor hf_quant_config.json "
-                "says that it is quantised; get the checkpoint anew"
-            )
+        dtypes = (CODES,) if name in coded else part.dtypes
         if info.dtype not in dtypes:
             raise ConfigError(
                 f"{info.path}: {name}: expected dtype {' or '.join(dtypes)}, "
@@ -464,11 +467,13 @@ def _shard(root: Path, name: str, listed: set[str]) -> SafetensorsFile:
     absent, unlisted = listed - file.stored_names, file.stored_names - listed
     if absent:
         raise ConfigError(
-            f"{path}: lacks {name_some(sorted(absent))}, which {INDEX_FILE} places there"
+            f"{path}: lacks {name_some(sorted(absent))}, which {INDEX_FILE} places there; "
+            "get both anew"
         )
     if unlisted:
         raise ConfigError(
-            f"{path}: holds {name_some(sorted(unlisted))}, which {INDEX_FILE} does not place there"
+            f"{path}: holds {name_some(sorted(unlisted))}, which {INDEX_FILE} does not place "
+            "there; get both anew"
         )
     return file
 

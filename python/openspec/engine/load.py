@@ -252,8 +252,8 @@ def _check_weights(runner: _C.Runner) -> int:
     target, draft = runner.non_finite_tensors()
     if target:
         raise ConfigError(
-            f"{len(target)} tensors of the model hold NaN or infinity, first {target[0]}; get the "
-            "checkpoint anew"
+            f"the model holds NaN or infinity, in {len(target)} of its tensors: "
+            f"{'; '.join(target[:5])}; get the checkpoint anew"
         )
     if draft:
         logger.warning(

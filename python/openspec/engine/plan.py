@@ -50,10 +50,13 @@ from openspec.engine.memory import (
     choose_device,
     plan_memory,
 )
+from openspec.settings.setting import format_bytes
 from openspec.specs.runner import RunnerConfig
 
 logger = logging.getLogger(__name__)
 
+UNLIKE_FREE_BYTES = 1 << 30
+"""Of GPUs that share a model: more than processes of the system make."""
 MAX_GRAMMAR_DRAFTS = 8
 """Most drafts of a grammar in a step without a drafter: a schema's names are shorter."""
 
@@ -225,6 +228,15 @@ def _device_memory(config: EngineConfig, device: DeviceTraits, share: Share) -> 
         num_engines = share.num_on_device
         of_ranks = [_C.cuda_memory(rank) for rank in range(config.tensor_parallel_size)]
         free_bytes, total_bytes = (min(sizes) for sizes in zip(*of_ranks, strict=True))
+        free_elsewhere = max(of_rank[0] for of_rank in of_ranks)
+        if free_elsewhere - free_bytes > UNLIKE_FREE_BYTES:
+            logger.warning(
+                "GPU %d has %s free, another rank's %s: all take as much as it has; see nvidia-smi "
+                "for what else runs there",
+                [of_rank[0] for of_rank in of_ranks].index(free_bytes),
+                format_bytes(free_bytes),
+                format_bytes(free_elsewhere),
+            )
         budget_bytes = int(total_bytes * config.gpu_memory_utilization / num_engines)
         host_bytes = available_memory() // share.num_replicas
     else:

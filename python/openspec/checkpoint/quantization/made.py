@@ -95,14 +95,17 @@ def _largest(rows: torch.Tensor, form: str) -> torch.Tensor:
     """The largest size of a weight, for each scale that as many rows as a block has have."""
     import torch
 
-    sizes = rows.abs().float()
+    # Without the sign, numbers are in the order of their bits, NaN above all.
+    bits = torch.int16 if rows.element_size() == 2 else torch.int32
+    sizes = rows.view(bits) & torch.iinfo(bits).max
     if form == CHANNEL:
-        return sizes.amax(1, keepdim=True)
-    if form == TENSOR:
-        return sizes.amax().reshape(1)
-    width = rows.shape[1]
-    padded = torch.nn.functional.pad(sizes.amax(0), (0, -width % BLOCK))
-    return padded.reshape(1, -1, BLOCK).amax(2)
+        largest = sizes.amax(1, keepdim=True)
+    elif form == TENSOR:
+        largest = sizes.amax().reshape(1)
+    else:
+        padded = torch.nn.functional.pad(sizes.amax(0), (0, -rows.shape[1] % BLOCK))
+        largest = padded.reshape(1, -1, BLOCK).amax(2)
+    return largest.view(rows.dtype).float()
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
