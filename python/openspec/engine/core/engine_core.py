@@ -184,6 +184,7 @@ class EngineCore:
     def close(self) -> None:
         """Closes what others are connected to, or hold on to; nothing may follow."""
         self.grammars.close()
+        self.drafters.close()
         if self._kv_events is not None:
             self._kv_events.close()
 
