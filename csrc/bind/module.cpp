@@ -393,6 +393,11 @@ void bind_probes(py::class_<Runner>& runner) {
                             runner.backend().capture_layers().size() *
                                 static_cast<size_t>(runner.config().target.hidden_size));
            })
+      // Where the device has the captured rows until the next step; 0 on the CPU.
+      .def("captured_address",
+           [](Runner& runner) {
+             return reinterpret_cast<uintptr_t>(runner.backend().features_on_device());
+           })
       .def("last_logits",
            [](Runner& runner) {
              return rows_of(runner.backend().last_logits(),

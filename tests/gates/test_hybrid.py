@@ -8,7 +8,7 @@ import logging
 import random
 import shutil
 from collections.abc import Iterator
-from itertools import repeat
+from itertools import product, repeat
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ from tests.gates.harness import Job, Result, make_core, run, run_alone, texts
 from tests.gates.workload import jobs
 
 DTYPES = ("bfloat16",) if harness.DEVICE == "cuda" else ("float32", "bfloat16")
+BATCHES = ((0, "bfloat16"), (3, "float32"), (15, "bfloat16"))
+"""Numbers of drafts and formats that a commit runs."""
 
 
 @pytest.fixture(autouse=True)
@@ -101,8 +103,13 @@ def drafted(num_drafts: int, dtype: str = DTYPES[0], **settings: Any) -> EngineC
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_drafts", [0, 1, 3, 15])
+@pytest.mark.parametrize(
+    ("num_drafts", "dtype"),
+    [
+        pair if pair in BATCHES else pytest.param(*pair, marks=pytest.mark.full)
+        for pair in product((0, 1, 3, 15), DTYPES)
+    ],
+)
 def test_drafts_in_a_batch(num_drafts: int, dtype: str) -> None:
     core = drafted(num_drafts, dtype)
     assert texts(run(core, batch_of(16))) == expected(16, dtype)
@@ -110,7 +117,13 @@ def test_drafts_in_a_batch(num_drafts: int, dtype: str) -> None:
     assert (0 < stats.num_accepted_tokens < stats.num_draft_tokens) is (num_drafts > 0)
 
 
-@pytest.mark.parametrize("wrong", range(1, 19))
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        wrong if wrong in (1, 2, 8, 15, 16, 18) else pytest.param(wrong, marks=pytest.mark.full)
+        for wrong in range(1, 19)
+    ],
+)
 def test_every_acceptance(wrong: int) -> None:
     """Runs of accepted drafts of each length, at each place of a block."""
     core = make_core(
@@ -260,8 +273,15 @@ def test_cancellation() -> None:
         assert job.abort_after is not None or not is_aborted
 
 
-@pytest.mark.parametrize("page_size", [16, 32])
-@pytest.mark.parametrize("num_drafts", [0, 4])
+@pytest.mark.parametrize(
+    ("num_drafts", "page_size"),
+    [
+        (0, 16),
+        (4, 32),
+        pytest.param(0, 32, marks=pytest.mark.full),
+        pytest.param(4, 16, marks=pytest.mark.full),
+    ],
+)
 def test_prefix_hits(num_drafts: int, page_size: int) -> None:
     """Of prompts, and of answers; then of prefixes whose pages or states made room for others."""
     core = drafted(num_drafts, page_size=page_size)

@@ -64,10 +64,13 @@ SIZES = Sizes(
 FULL = pytest.mark.full
 FEW_DRAFTERS = ("ngram", "eagle3 tree")
 """A commit runs all in `test_crowded`, and these in the other gates."""
-EACH_DRAFTER = [
-    name if name in FEW_DRAFTERS else pytest.param(name, marks=FULL)
+DRAFTERS_OF_RANKS = [
+    name
     for name in (*available_drafters(), *VARIANTS, *PYTHON_DRAFTERS)
     if name not in PARTS_OF_VOCABULARY
+]
+EACH_DRAFTER = [
+    name if name in FEW_DRAFTERS else pytest.param(name, marks=FULL) for name in DRAFTERS_OF_RANKS
 ]
 
 
@@ -156,6 +159,7 @@ def crowded(name: str, num_ranks: int) -> dict[str, Any]:
     return settings | limits | {"kv_cache_memory": kv_memory(14, **settings)}
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_crowded(drafter_name: str, target_name: str, num_ranks: int, reference: Reference) -> None:
     """Chunks, preemptions, and requests that are called off."""
@@ -205,8 +209,14 @@ def test_prefix_hits_in_bfloat16(name: str, num_ranks: int) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=FULL), 4])
-@pytest.mark.parametrize("grammar", KINDS)
-@pytest.mark.parametrize("name", EACH_DRAFTER)
+@pytest.mark.parametrize(
+    ("name", "grammar"),
+    [
+        pytest.param(name, grammar, marks=() if name == "eagle3 tree" else FULL)
+        for name in DRAFTERS_OF_RANKS
+        for grammar in KINDS
+    ],
+)
 def test_grammars(name: str, grammar: str, num_ranks: int) -> None:
     batch = grammar_jobs(grammar, "mixed", 3)
     core = grammar_core(**drafter_settings(name), tensor_parallel_size=num_ranks)
