@@ -245,6 +245,7 @@ void bind_values(py::module_& m) {
   py::class_<MemoryPlan>(m, "MemoryPlan")
       .def_readonly("weight_bytes", &MemoryPlan::weight_bytes)
       .def_readonly("scratch_bytes", &MemoryPlan::scratch_bytes)
+      .def_readonly("exchange_bytes", &MemoryPlan::exchange_bytes)
       .def_readonly("table_bytes", &MemoryPlan::table_bytes)
       .def_readonly("draft_fixed_bytes", &MemoryPlan::draft_fixed_bytes)
       .def_readonly("state_bytes", &MemoryPlan::state_bytes)
@@ -363,6 +364,11 @@ void bind_probes(py::class_<Runner>& runner) {
              return rows_of(runner.backend().last_features(),
                             runner.backend().capture_layers().size() *
                                 static_cast<size_t>(runner.config().target.hidden_size));
+           })
+      // Where the device has the captured rows until the next step; 0 on the CPU.
+      .def("captured_address",
+           [](Runner& runner) {
+             return reinterpret_cast<uintptr_t>(runner.backend().features_on_device());
            })
       .def("last_logits",
            [](Runner& runner) {

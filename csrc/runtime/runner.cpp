@@ -90,7 +90,8 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
     plan.scratch_bytes = std::max(plan.scratch_bytes, kind_of(config).scratch_bytes(setup));
   }
   plan.num_base_pages = plan_bases(config, needs).num_pages;
-  plan.scratch_bytes += exchange_bytes_of_rank(whole) +
+  plan.exchange_bytes = exchange_bytes_of_rank(whole);
+  plan.scratch_bytes += plan.exchange_bytes +
                         (config.device == Device::kCuda
                              ? DeviceBuffers::device_bytes(config, needs, plan.num_base_pages)
                              : HostStep::scratch_bytes(config));

@@ -21,6 +21,7 @@ class DeviceExchange;
 /// Bytes a runner takes, where ranks share its target the most that one does; pages come on top.
 struct MemoryPlan {
   size_t weight_bytes = 0, scratch_bytes = 0, table_bytes = 0, draft_fixed_bytes = 0;
+  size_t exchange_bytes = 0;    // of scratch_bytes, room for what other ranks send
   size_t state_bytes = 0;       // of running states: all slots' records, and snapshots of prefixes
   size_t page_bytes = 0;        // of one page, all layers
   size_t draft_page_bytes = 0;  // of these, the drafter's

@@ -43,6 +43,7 @@ class MemoryPlan:
 
     weight_bytes: int
     scratch_bytes: int
+    exchange_bytes: int
     table_bytes: int
     draft_fixed_bytes: int
     state_bytes: int

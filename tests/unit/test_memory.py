@@ -35,6 +35,7 @@ class Plan:
     num_base_pages: int = 0
     page_bytes: int = 1 << 16
     draft_page_bytes: int = 0
+    exchange_bytes: int = 0
 
 
 def plan_cpu(config: EngineConfig, plan: Plan, max_model_len: int, available: int) -> MemoryPlan:
@@ -88,8 +89,10 @@ def test_model_len_is_lowered_unless_it_was_set() -> None:
 
 def test_the_plan_is_one_rank_s() -> None:
     memory = DeviceMemory(budget_bytes=GIB, free_bytes=GIB, num_ranks=4)
-    plan = plan_memory(EngineConfig(), Plan(), 100, CPU, memory)
+    plan = plan_memory(EngineConfig(), Plan(exchange_bytes=1 << 19), 100, CPU, memory)
     assert plan.describe().startswith("each of 4 ranks has weights 1.00 MiB")
+    assert "scratch 1.00 MiB (what other ranks send: 512.00 KiB), " in plan.describe()
+    assert plan.as_dict()["exchange_bytes"] == 1 << 19
     with pytest.raises(ConfigError, match=r"of the 1\.00 GiB that each of 4 ranks may take"):
         plan_memory(EngineConfig(), Plan(weight_bytes=2 * GIB), 1000, CPU, memory)
 

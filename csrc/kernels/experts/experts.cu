@@ -20,6 +20,7 @@ constexpr int kColumns = 8;      // of a thread
 constexpr int kSlotsAtOnce = 8;  // whose loads are under way together
 constexpr int kMaxThreads = 256;
 constexpr int kGatherWarps = 8;
+constexpr int kMinSlots = 2;  // of a ring
 
 /// A warp for each place: the row of x that belongs there. A fence, so that what comes after it may
 /// read how pairs are sorted before its wait.
@@ -119,13 +120,18 @@ int blocks_bytes(int bytes, bool is_gate_up) {
   return is_gate_up && bytes <= half ? half + 128 : bytes;
 }
 
+/// In steps.
+int longest_chain(const PackedLinear& weight) {
+  return std::max(1, ceil_div(longest_split(weight), kLinearChains));
+}
+
 template <WeightForm kForm, int kTiles, bool kIsGateUp>
 int launch_products(ExpertsJob job, void* stream) {
   constexpr auto kKernel = experts_kernel<kForm, kTiles, kIsGateUp>;
   const int error =
       per_device([] { return prepare_shared(kKernel, device_limits().shared_per_block); });
   if (error != cudaSuccess) return error;
-  job.chain_steps = std::max(1, ceil_div(longest_split(job.weights.first), kLinearChains));
+  job.chain_steps = longest_chain(job.weights.first);
   job.num_scales = job.weights.first.num_scales();
   constexpr int kSlotBytes = WeightRing<kForm>::kSlotBytes;
   const auto bytes = [&] {
@@ -134,7 +140,7 @@ int launch_products(ExpertsJob job, void* stream) {
   job.num_slots = is_e4m3(kForm) ? 8 : 4;  // longer rings hold up the activations
   job.num_buffers = kIsGateUp && job.num_rows <= kFewRows ? 1 : 2;
   if (bytes() > shared_limit()) job.num_buffers = 1;
-  while (bytes() > shared_limit() && job.num_slots > 2) --job.num_slots;
+  while (bytes() > shared_limit() && job.num_slots > kMinSlots) --job.num_slots;
   if (bytes() > shared_limit()) return cudaErrorInvalidValue;
   return launch(kKernel, dim3(num_sms()), dim3(kStreamThreads), blocks_bytes(bytes(), kIsGateUp),
                 stream, job);
@@ -155,13 +161,27 @@ int launch_products(const ExpertsJob& job, int num_tiles, void* stream) {
   });
 }
 
-/// Tiles of a segment, 1, 2 or 4. It decides speed alone: all rows, if that many inputs fit, since
-/// an expert's weights are read again for every segment.
+/// Whether a block holds a segment of so many tiles, beside the shortest ring.
+bool fits(const PackedLinear& weight, int num_tiles) {
+  ExpertsJob job{};
+  job.num_slots = kMinSlots;
+  job.num_buffers = 1;
+  job.chain_steps = longest_chain(weight);
+  return with_form(weight, [&](auto form) {
+    constexpr int kSlotBytes = WeightRing<decltype(form)::value>::kSlotBytes;
+    const int sum_bytes = num_tiles * ExpertSums<1>::kBytes;
+    return ExpertsShared(kSlotBytes, sum_bytes, num_tiles, job).total <= shared_limit();
+  });
+}
+
+/// Tiles of a segment, 1, 2 or 4. It decides speed alone: as many as all rows take, if they fit,
+/// since an expert's weights are read again for every segment.
 int tiles_for(const ExpertsParams& params) {
-  constexpr int kTileInputs = 8192;  // of all tiles together
-  const int inputs = std::max(params.gate_up.first.num_inputs, params.down.first.num_inputs);
   int num_tiles = params.num_rows <= kFewRows ? 1 : params.num_rows <= 2 * kFewRows ? 2 : 4;
-  while (num_tiles > 1 && num_tiles * inputs > kTileInputs) num_tiles /= 2;
+  while (num_tiles > 1 &&
+         !(fits(params.gate_up.first, num_tiles) && fits(params.down.first, num_tiles))) {
+    num_tiles /= 2;
+  }
   return num_tiles;
 }
 

@@ -57,6 +57,9 @@ class DeviceStep final : public StepBackend {
   std::vector<float> last_features() override {
     return probe_.features(static_cast<int>(capture_layers_.size()));
   }
+  const void* features_on_device() const override {
+    return ranks_.first().stages().captured().data();
+  }
   std::vector<Draft> last_drafts() override { return probe_.drafts(); }
 
   /// For tests.

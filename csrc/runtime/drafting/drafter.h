@@ -96,7 +96,7 @@ class Drafter {
   /// needs.
   virtual void attach(const TargetModel& /*target*/, std::span<const KvLayerView> /*kv_layers*/) {}
 
-  /// Called once all weights are there, before the first step; and when others took their place.
+  /// Called once all weights are there, before the first step.
   virtual void prepare(const ExecContext&) {}
 
   /// Told on the host what a sequence got in a step, once it is committed. True: `refresh` follows.

@@ -136,7 +136,7 @@ class HeadDrafter : public NetworkDrafter {
   Weights* spare_weights() final { return spare_.get(); }
   void exchange(const ExecContext& exec) final {
     model_->weights().exchange(*spare_, exec);
-    prepare(exec);
+    take_over(exec);
   }
   void attach(const TargetModel& target, std::span<const KvLayerView> kv_layers) override {
     target_ = target.shared();
@@ -159,6 +159,9 @@ class HeadDrafter : public NetworkDrafter {
       : NetworkDrafter(config), head_(config.the_head(), config.target) {
     needs_.capture_layers = head_.capture_layers;
   }
+
+  /// Between steps: what was made of the weights before them is made of these.
+  virtual void take_over(const ExecContext&) {}
 
   /// Declares the head's layers and memory: once all else is planned.
   void declare_head(const ForwardLimits& limits) {

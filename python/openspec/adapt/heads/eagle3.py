@@ -28,7 +28,7 @@ from openspec.adapt.heads.parts import (
     ReadText,
     RMSNorm,
     TargetEnds,
-    TrainableHead,
+    VocabularyHead,
     init_matrices,
     joint_softmax,
     rotary_tables,
@@ -85,7 +85,7 @@ class Midlayer(nn.Module):
         return total.transpose(1, 2).flatten(2)
 
 
-class Eagle3Head(TrainableHead):
+class Eagle3Head(VocabularyHead):
     """fc, one layer, norm and an LM head over the draft vocabulary; embeddings are the target's."""
 
     most_drafts = STEPS
@@ -98,7 +98,6 @@ class Eagle3Head(TrainableHead):
         self.fc = nn.Linear(len(plan.capture_layers) * size, size, bias=False)
         self.norm = RMSNorm(size, plan.geometry.rms_norm_eps)
         self.lm_head = nn.Linear(size, len(plan.vocabulary), bias=False)
-        self.vocabulary: Tensor
         self.to_draft: Tensor
         self.register_buffer("vocabulary", plan.vocabulary, persistent=False)
         to_draft = torch.full((plan.geometry.vocab_size,), -1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import os
 import sys
 import threading
 import time
@@ -25,7 +23,6 @@ from openspec.messages import (
 
 _SWITCH_S = 0.0005
 """After which a step's thread gets Python back from the one that loads."""
-_NICE = 19
 
 
 class CheckedHead(NamedTuple):
@@ -118,9 +115,6 @@ class Drafters:
         self, load: Future[None], reader: HeadReader, path: str, sha256: str | None
     ) -> None:
         started = time.monotonic()
-        if sys.platform == "linux":  # elsewhere this is said of processes
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         interval = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_S)
         try:
