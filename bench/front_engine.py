@@ -9,12 +9,22 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from typing import cast
 
 from openspec.config import EngineConfig
+from openspec.engine.core.drafters import Drafters
+from openspec.engine.core.executor import Runner
 from openspec.engine.core.fan_out import fan_out
 from openspec.engine.devices import Share
 from openspec.engine.processes import process
-from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats, SpecDecodeStats
+from openspec.messages import (
+    DrafterState,
+    EngineInfo,
+    EngineOutput,
+    EngineRequest,
+    EngineStats,
+    SpecDecodeStats,
+)
 
 TOKENS_PER_STEP = 5
 STEP_MS = "FRONT_LOAD_STEP_MS"
@@ -40,6 +50,7 @@ class SyntheticCore:
             memory_plan={"grammar_bytes": 1 << 28},
             startup_seconds=0.0,
         )
+        self.drafters = Drafters(cast(Runner, None), config.method)  # of whom nothing is asked
         self.on_launch: Callable[[int], None] = lambda num_rows: None
         self._stats = EngineStats(num_pages=self.info.num_pages, num_free_pages=self.info.num_pages)
         self._left: dict[str, int] = {}
@@ -85,6 +96,9 @@ class SyntheticCore:
     def stats(self) -> EngineStats:
         self._stats.num_running = len(self._left)
         return self._stats
+
+    def drafter_state(self) -> DrafterState:
+        return self.drafters.state(self._stats)
 
     def reset_prefix_cache(self) -> None:
         pass

@@ -15,9 +15,10 @@
 # PYTHON names the interpreter that has torch, RESULTS the folder for figures (default build/gpu/results), SITE
 # what is installed into and imported from (default build/gpu/site), BUILD the build folder (default
 # build/gpu/cmake), ARCHS the architectures (default: those of the GPUs present), PROBLEMS the gsm8k_test.jsonl of
-# openai/grade-school-math, which the methods are then measured on as well. OPENSPEC_XGRAMMAR_SOURCE names the sdist of
-# the grammar library, which the build cannot download without a network (third_party/xgrammar/source.cmake); by default
-# the one that tests/run downloaded, build/xgrammar/xgrammar-source/*.tar.gz.
+# openai/grade-school-math, which the methods are then measured on as well, GATES how many gates `ranks` runs (100).
+# OPENSPEC_XGRAMMAR_SOURCE names the sdist of the grammar library, which the build cannot download without a network
+# (third_party/xgrammar/source.cmake); by default the one that tests/run downloaded,
+# build/xgrammar/xgrammar-source/*.tar.gz.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -42,7 +43,7 @@ build() {
   "$PYTHON" -m pip install --quiet --no-build-isolation --no-deps --no-index --upgrade \
     --target "$SITE" -C build-dir="$BUILD" -C cmake.define.OPENSPEC_CUDA=ON \
     -C cmake.define.OPENSPEC_WERROR=OFF -C cmake.define.OPENSPEC_TESTS=ON \
-    "-Ccmake.define.OPENSPEC_CUDA_ARCHS=$ARCHS" .
+    -C cmake.define.CMAKE_CUDA_FLAGS=--split-compile=0 "-Ccmake.define.OPENSPEC_CUDA_ARCHS=$ARCHS" .
   cmake --build "$BUILD" --target cuda_tests bench_cuda
 }
 
@@ -203,24 +204,50 @@ replicas() {
   "$PYTHON" -m bench.front_load --engines 8 --streams 64,128,192,256 --seconds 8 --json "$RESULTS/front.json"
 }
 
-# Targets that all GPUs share: exchanges, steps beside those of half of the GPUs, texts beside one GPU's, gates.
+# rank_steps GPUS SHAPE...: what steps take that these GPUs share. A shape that has too few splits, or no room, says so.
+rank_steps() {
+  local shape num
+  num=$(tr ',' '\n' <<<"$1" | wc -l)
+  for shape in "${@:2}"; do
+    CUDA_VISIBLE_DEVICES=$1 "$BUILD/csrc/runtime/bench_cuda_step" --shape "$shape" --tensor-parallel-size "$num" \
+      --method none --method eagle3 --requests 1 --requests 16 --requests 64 \
+      --json "$RESULTS/step_${shape}_$num.json" || true
+  done
+}
+
+# As many gates as GATES says, taken at random of those of so many ranks: on four GPUs one takes a second, and all of
+# them a quarter of an hour.
+rank_gates() {
+  local gates
+  mapfile -t gates < <("$PYTHON" -m pytest tests/gates/test_device_faults.py tests/gates/test_tensor_parallel.py \
+    --device cuda --collect-only -q | grep -E -- "-$1\]$|\[$1(-[0-9]+)?\]$" | shuf -n "${GATES:-100}")
+  say "${#gates[@]} gates of $1 ranks"
+  [[ ${#gates[@]} -gt 0 ]]
+  "$PYTHON" -m pytest "${gates[@]}" --device cuda -q -p no:cacheprovider
+}
+
+# Targets that all GPUs share: exchanges, gates, steps beside those of each half of the GPUs, texts beside one GPU's.
+# What times nothing runs while the checkpoint is made.
 ranks() {
-  local most shape num
-  most=$(nvidia-smi --list-gpus | wc -l)
+  local most half gpus making
+  most=$(nvidia-smi --list-gpus | wc -l) half=$((most / 2)) gpus=$(seq -s , 0 $((most - 1)))
   say "$most ranks"
   "$BUILD/csrc/kernels/bench_cuda_exchange" --ranks "$most" --json "$RESULTS/exchange_$most.json"
+  widen >"$RESULTS/widen.log" 2>&1 &
+  making=$!
   "$BUILD/csrc/kernels/bench_cuda_exchange" --ranks "$most" --soak 500
   "$BUILD/tests/cpp/test.cuda.ranks"
-  for shape in qwen3-4b qwen3-8b qwen3-32b llama-3.3-70b; do
-    for num in $((most / 2)) "$most"; do  # a shape that has too few splits, or no room, says so
-      "$BUILD/csrc/runtime/bench_cuda_step" --shape "$shape" --tensor-parallel-size "$num" --method none \
-        --method eagle3 --requests 1 --requests 16 --requests 64 --json "$RESULTS/step_${shape}_$num.json" || true
-    done
-  done
-  widen
+  rank_gates "$most"
+  wait "$making" || { cat "$RESULTS/widen.log"; return 1; }
+  say "steps that $half GPUs share, and $most"
+  rank_steps "$(seq -s , 0 $((half - 1)))" qwen3-4b qwen3-8b qwen3-32b >"$RESULTS/steps_of_half.log" 2>&1 &
+  rank_steps "$(seq -s , $half $((most - 1)))" llama-3.3-70b
+  wait
+  cat "$RESULTS/steps_of_half.log"
+  rank_steps "$gpus" qwen3-4b qwen3-8b qwen3-32b llama-3.3-70b
+  "$PYTHON" -m bench.compare_ranks "$RESULTS"/step_*_"$half".json "$RESULTS"/step_*_"$most".json
   "$PYTHON" -m bench.equality --model "$WIDENED" --methods eagle3 --concurrency 16,64 \
     --tensor-parallel-size "$most" --json "$RESULTS/equality-ranks.json"
-  "$PYTHON" -m pytest tests/gates/test_device_faults.py tests/gates/test_tensor_parallel.py --device cuda -q
 }
 
 nvidia-smi --query-gpu=name,driver_version,compute_cap --format=csv,noheader

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
+from openspec.engine import memory
 from tests.gates import harness, pairs
 
 
@@ -47,3 +50,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     items[:], left_out = pairs.split(items)
     config.hook.pytest_deselected(items=left_out)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def short_timing() -> Iterator[None]:
+    """An engine times its steps for half a second before it starts, longer than most tests run it.
+
+    What it finds decides when there are drafts, and the text must not depend on that.
+    """
+    if harness.IS_FULL or harness.DEVICE != "cpu":
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "CPU", dataclasses.replace(memory.CPU, step_timing_s=0.02))
+        yield

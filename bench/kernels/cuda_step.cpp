@@ -11,7 +11,7 @@
 // than the digest of so many, of requests of which half sample.
 //
 // A step's floor is what reading takes at the bandwidth of plain reading: the weights, of experts
-// those that had rows, and K/V. Skewed: some experts of a mixture get many more rows than others.
+// those that had rows, and K/V.
 
 #include <algorithm>
 #include <bit>
@@ -255,15 +255,22 @@ RunnerConfig config_of(const Shape& shape, const std::string& method, int num_ra
   return config;
 }
 
-/// Of tokens, beside what layers add to them. In other models layers add as much, and attention the
-/// same to all rows of a sequence; those of a mixture would then go to the same experts.
-constexpr float kMixtureEmbedding = 64.0f;
-
-void multiply_row(uint16_t* row, int64_t width, float factor) {
-  for (int64_t i = 0; i < width; ++i) {
-    const float value = std::bit_cast<float>(static_cast<uint32_t>(row[i]) << 16);
-    row[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(factor * value) >> 16);
+/// An embedding of a mixture. Tokens' own numbers outweigh what layers add; else rows of a
+/// sequence, to which attention adds the same, would go to the same experts. Skewed: rows have most
+/// in common, so that they meet at fewer experts, as in cuda_experts.cu.
+std::vector<uint16_t> mixture_embedding(const uint16_t* random, int64_t count, int64_t width,
+                                        bool is_skewed) {
+  constexpr float kScale = 64.0f;
+  const float shared = is_skewed ? 0.8f : 0.0f, own = std::sqrt(1 - shared * shared);
+  const auto value = [&](int64_t i) {
+    return std::bit_cast<float>(static_cast<uint32_t>(random[i]) << 16);
+  };
+  std::vector<uint16_t> rows(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    const float sum = kScale * (shared * value(i % width) + own * value(i));
+    rows[static_cast<size_t>(i)] = static_cast<uint16_t>(std::bit_cast<uint32_t>(sum) >> 16);
   }
+  return rows;
 }
 
 void load_random_weights(Weights& weights, const TargetSpec& target, bool is_skewed) {
@@ -302,22 +309,17 @@ void load_random_weights(Weights& weights, const TargetSpec& target, bool is_ske
       continue;
     }
     // Those of a mixture differ, or rows of all layers would go to the same experts.
-    const bool is_router = spec.name.find(".mlp.gate.") != std::string::npos;
-    const bool is_of_mixture = is_router || spec.name.find(".experts.") != std::string::npos;
+    const bool is_of_mixture = spec.name.find(".mlp.gate.") != std::string::npos ||
+                               spec.name.find(".experts.") != std::string::npos;
     if (is_of_mixture) shift = (shift + 4099) % block.size();
     const size_t first = is_of_mixture ? shift : 0;
-    const bool is_embedding = target.kind == "mixture" && spec.name == "model.embed_tokens.weight";
     while (data.size() < first + count) {
       data.insert(data.end(), block.begin(), block.end());
       std::rotate(block.begin(), block.begin() + 977, block.end());
     }
-    if (is_embedding || (is_router && is_skewed)) {
-      std::vector<uint16_t> rows(&data[first], &data[first] + count);
-      for (int64_t row = 0; row < spec.shape[0]; ++row) {
-        // The last experts' logits differ twice as much as the first ones'.
-        const float factor = is_embedding ? kMixtureEmbedding : 1.0f + row / float(spec.shape[0]);
-        multiply_row(&rows[static_cast<size_t>(row * spec.shape[1])], spec.shape[1], factor);
-      }
+    if (target.kind == "mixture" && spec.name == "model.embed_tokens.weight") {
+      const std::vector<uint16_t> rows =
+          mixture_embedding(data.data(), static_cast<int64_t>(count), spec.shape[1], is_skewed);
       weights.load(spec.name, rows.data(), count * 2, DType::kBF16);
       continue;
     }

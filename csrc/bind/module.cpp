@@ -17,6 +17,7 @@
 #include "core/check.h"
 #include "model/targets/exchange_timing.h"
 #include "model/targets/target.h"
+#include "model/weights/quantize.h"
 #include "model/weights/weights.h"
 #include "runtime/runner.h"
 
@@ -138,6 +139,33 @@ DType dtype_of(const std::string& name, const std::string& code) {
   return DType::kE4M3;
 }
 
+/// The codes and the fp32 scales of a matrix.
+py::tuple quantized(const py::buffer& data, const std::string& dtype, int64_t num_rows,
+                    int64_t width, const std::string& form, int num_threads) {
+  const BufferBytes bytes(data);
+  const WideMatrix matrix = {bytes.data(), dtype_of("to quantise", dtype), num_rows, width};
+  OPENSPEC_CHECK_ARG(num_threads >= 1, "num_threads must be positive, got ", num_threads);
+  OPENSPEC_CHECK_ARG(
+      matrix.dtype != DType::kE4M3 && num_rows >= 0 && width >= 0 &&
+          bytes.size() == static_cast<size_t>(num_rows * width) * dtype_bytes(matrix.dtype),
+      "expected BF16 or F32 numbers of ", num_rows, " x ", width, ", got ", bytes.size(),
+      " bytes of ", dtype);
+  const TensorScale::Form scale_form = form_of(form);
+  const auto made = [](int64_t size) {  // bytes that nobody has set yet
+    return py::reinterpret_steal<py::bytes>(PyBytes_FromStringAndSize(nullptr, size));
+  };
+  const auto num_scales = num_scales_of(matrix, scale_form);
+  const py::bytes codes = made(num_rows * width);
+  const py::bytes scales = made(num_scales * static_cast<int64_t>(sizeof(float)));
+  auto* to_codes = reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(codes.ptr()));
+  auto* to_scales = reinterpret_cast<float*>(PyBytes_AS_STRING(scales.ptr()));
+  {
+    py::gil_scoped_release nogil;
+    quantize(matrix, scale_form, num_threads, to_codes, to_scales);
+  }
+  return py::make_tuple(codes, scales);
+}
+
 /// Those of all ranks.
 template <bool kIsDraft>
 std::vector<Weights*> weights_of(Runner& runner) {
@@ -155,6 +183,13 @@ void for_each_rank(const std::vector<Weights*>& ranks, const Load& load) {
   for (std::future<void>& other : others) other.get();
 }
 
+/// Token ids, as offsets; none: the numbers are of another type.
+std::optional<std::vector<int64_t>> offsets_of(const BufferBytes& bytes, const std::string& dtype) {
+  if (dtype == "I64") return integers_of<int64_t>(bytes);
+  if (dtype == "I32") return integers_of<int32_t>(bytes);
+  return std::nullopt;
+}
+
 /// A tensor of the target or of the draft model, which may have token ids too.
 template <bool kIsDraft>
 void load_tensor(Runner& runner, const std::string& name, const py::buffer& data,
@@ -162,16 +197,39 @@ void load_tensor(Runner& runner, const std::string& name, const py::buffer& data
   const std::vector<Weights*> all = weights_of<kIsDraft>(runner);
   OPENSPEC_CHECK_ARG(!all.empty(), "this drafter has no weights");
   const BufferBytes bytes(data);
-  if (kIsDraft && (dtype == "I64" || dtype == "I32")) {
-    const std::vector<int64_t> offsets =
-        dtype == "I64" ? integers_of<int64_t>(bytes) : integers_of<int32_t>(bytes);
-    for (Weights* weights : all) weights->load_offsets(name, offsets);
+  if (const auto offsets = offsets_of(bytes, dtype); kIsDraft && offsets) {
+    for (Weights* weights : all) weights->load_offsets(name, *offsets);
     return;
   }
   const DType type = dtype_of(name, dtype);
   py::gil_scoped_release nogil;
   for_each_rank(all,
                 [&](Weights& weights) { weights.load(name, bytes.data(), bytes.size(), type); });
+}
+
+/// A tensor of a draft model that is loaded beside steps.
+void load_spare_tensor(Runner& runner, const std::string& name, const py::buffer& data,
+                       const std::string& dtype) {
+  Weights& spare = runner.spare_draft_weights();
+  const BufferBytes bytes(data);
+  if (const auto offsets = offsets_of(bytes, dtype)) return spare.load_offsets(name, *offsets);
+  const DType type = dtype_of(name, dtype);
+  py::gil_scoped_release nogil;
+  spare.load(name, bytes.data(), bytes.size(), type);
+}
+
+/// Whether such a tensor's numbers are finite.
+bool check_spare_tensor(Runner& runner, const std::string& name, const py::buffer& data,
+                        const std::string& dtype) {
+  const Weights& spare = runner.spare_draft_weights();
+  const BufferBytes bytes(data);
+  if (const auto offsets = offsets_of(bytes, dtype)) {
+    spare.check_offsets(name, *offsets);
+    return true;
+  }
+  const DType type = dtype_of(name, dtype);
+  py::gil_scoped_release nogil;
+  return spare.check(name, bytes.data(), bytes.size(), type);
 }
 
 /// The names that any rank knows of such a tensor, each once.
@@ -215,6 +273,7 @@ void bind_values(py::module_& m) {
   py::class_<MemoryPlan>(m, "MemoryPlan")
       .def_readonly("weight_bytes", &MemoryPlan::weight_bytes)
       .def_readonly("scratch_bytes", &MemoryPlan::scratch_bytes)
+      .def_readonly("exchange_bytes", &MemoryPlan::exchange_bytes)
       .def_readonly("table_bytes", &MemoryPlan::table_bytes)
       .def_readonly("draft_fixed_bytes", &MemoryPlan::draft_fixed_bytes)
       .def_readonly("state_bytes", &MemoryPlan::state_bytes)
@@ -334,6 +393,10 @@ void bind_probes(py::class_<Runner>& runner) {
                             runner.backend().capture_layers().size() *
                                 static_cast<size_t>(runner.config().target.hidden_size));
            })
+      .def("captured_address",
+           [](Runner& runner) {
+             return reinterpret_cast<uintptr_t>(runner.backend().features_on_device());
+           })
       .def("last_logits",
            [](Runner& runner) {
              return rows_of(runner.backend().last_logits(),
@@ -361,6 +424,17 @@ void bind_runner(py::module_& m) {
       .def("load_draft_tensor", &load_tensor<true>, py::arg("name"), py::arg("data"),
            py::arg("dtype"))
       .def("finish_loading", &Runner::finish_loading, Nogil())
+      .def(
+          "begin_spare_loading",
+          [](Runner& runner) { runner.spare_draft_weights().begin_loading(); }, Nogil())
+      .def("check_spare_tensor", &check_spare_tensor, py::arg("name"), py::arg("data"),
+           py::arg("dtype"))
+      .def("load_spare_tensor", &load_spare_tensor, py::arg("name"), py::arg("data"),
+           py::arg("dtype"))
+      .def(
+          "finish_spare_loading",
+          [](Runner& runner) { runner.spare_draft_weights().finish_loading(); }, Nogil())
+      .def("exchange_drafter", &Runner::exchange_drafter, Nogil())
       .def(
           "non_finite_tensors",
           [](Runner& runner) {
@@ -463,6 +537,8 @@ PYBIND11_MODULE(_C, m) {
   openspec::bind_values(m);
   openspec::bind_runner(m);
   m.def("memory_plan", &openspec::plan_memory, py::arg("config"));
+  m.def("quantized", &openspec::quantized, py::arg("data"), py::arg("dtype"), py::arg("num_rows"),
+        py::arg("width"), py::arg("form"), py::arg("num_threads"));
   m.def("drafter_names", &openspec::drafter_names);
   m.def("has_cuda", [] { return openspec::device::why_unusable().empty(); });
   m.def("why_no_cuda", &openspec::device::why_unusable);

@@ -85,6 +85,10 @@ class StepYield {
     double seconds = 0.0;  // to be added
   };
   Correction of(int num_seqs, int num_drafts) const;
+  /// Forgets how many tokens steps brought: other drafts come. What steps take stays known.
+  void forget_tokens() {
+    for (Load& load : loads_) load.tokens = Kinds{1.0};
+  }
   /// A step that was expected to bring and take so much did bring and take so much.
   void observe(int num_seqs, int num_drafts, double expected_tokens, double expected_seconds,
                double tokens, double seconds);

@@ -90,7 +90,8 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
     plan.scratch_bytes = std::max(plan.scratch_bytes, kind_of(config).scratch_bytes(setup));
   }
   plan.num_base_pages = plan_bases(config, needs).num_pages;
-  plan.scratch_bytes += exchange_bytes_of_rank(whole) +
+  plan.exchange_bytes = exchange_bytes_of_rank(whole);
+  plan.scratch_bytes += plan.exchange_bytes +
                         (config.device == Device::kCuda
                              ? DeviceBuffers::device_bytes(config, needs, plan.num_base_pages)
                              : HostStep::scratch_bytes(config));
@@ -244,6 +245,22 @@ std::vector<Weights*> Runner::draft_weights() {
     if (weights != nullptr) all.push_back(weights);
   }
   return all;
+}
+
+Weights& Runner::spare_draft_weights() {
+  Weights* spare = drafter().spare_weights();
+  OPENSPEC_CHECK_ARG(spare != nullptr, "this engine has no room for another draft head");
+  return *spare;
+}
+
+void Runner::exchange_drafter() {
+  spare_draft_weights();
+  enter("exchange");
+  backend_->exchange_drafter();
+  backend_->planner().forget_drafter();
+  acceptance_[kDrafterDrafts] = AcceptanceEstimate();
+  for (const int slot : table_.slots_in_use())
+    table_.estimate(slot, kDrafterDrafts) = SourceEstimate();
 }
 
 void Runner::finish_loading() {

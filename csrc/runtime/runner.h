@@ -21,6 +21,7 @@ class DeviceExchange;
 /// Bytes a runner takes, where ranks share its target the most that one does; pages come on top.
 struct MemoryPlan {
   size_t weight_bytes = 0, scratch_bytes = 0, table_bytes = 0, draft_fixed_bytes = 0;
+  size_t exchange_bytes = 0;    // of scratch_bytes, room for what other ranks send
   size_t state_bytes = 0;       // of running states: all slots' records, and snapshots of prefixes
   size_t page_bytes = 0;        // of one page, all layers
   size_t draft_page_bytes = 0;  // of these, the drafter's
@@ -72,6 +73,11 @@ class Runner {
   std::vector<Weights*> target_weights();
   /// As these, of a drafter that has some.
   std::vector<Weights*> draft_weights();
+  /// Room for another head's weights, which a thread may load beside steps; see has_spare_head.
+  Weights& spare_draft_weights();
+  /// Between launches: the spare weights and the drafter's take each other's place, in the order of
+  /// what is launched. What was learned of its acceptance is forgotten. Pages keep what it wrote.
+  void exchange_drafter();
   /// Once all weights are loaded: everything that a step needs is allocated and, on a device,
   /// recorded.
   void finish_loading();

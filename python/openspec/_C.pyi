@@ -43,6 +43,7 @@ class MemoryPlan:
 
     weight_bytes: int
     scratch_bytes: int
+    exchange_bytes: int
     table_bytes: int
     draft_fixed_bytes: int
     state_bytes: int
@@ -51,6 +52,18 @@ class MemoryPlan:
     num_base_pages: int
 
 def memory_plan(config: RunnerConfig) -> MemoryPlan: ...
+def quantized(
+    data: Buffer, dtype: str, num_rows: int, width: int, form: str, num_threads: int
+) -> tuple[bytes, bytes]:
+    """The e4m3 codes and the float32 scales of a matrix [num_rows, width].
+
+    `data` are its numbers as safetensors has them, `dtype` BF16 or F32, `form` of the scales
+    "tensor", "channel" or "block". The same for any number of threads.
+
+    Raises:
+        ValueError: NaN or infinity among the numbers, or not as many as there should be.
+    """
+
 def drafter_names() -> list[str]:
     """Names of the drafters compiled in, "none" among them."""
 
@@ -224,6 +237,19 @@ class Runner:
         """Takes one of these: "BF16", for vectors also "F32"; "I64" or "I32" for token ids."""
     def finish_loading(self) -> None:
         """Closes the loading of target and drafter."""
+
+    # With RunnerConfig.has_spare_head: another head, loaded by a thread of its own beside steps.
+    def begin_spare_loading(self) -> None:
+        """The room for it holds no head from here on. Each tensor follows, then the finish."""
+    def check_spare_tensor(self, name: str, data: Buffer, dtype: str) -> bool:
+        """False: it holds NaN or infinity. Raises what loading it would; changes nothing."""
+    def load_spare_tensor(self, name: str, data: Buffer, dtype: str) -> None:
+        """As `load_draft_tensor`."""
+    def finish_spare_loading(self) -> None:
+        """Returns once all of it is on the device."""
+    def exchange_drafter(self) -> None:
+        """Between launches: the drafter's weights and those beside them take each other's place.
+        Steps in flight keep the old ones; pages keep what these wrote."""
     def non_finite_tensors(self) -> tuple[list[str], list[str]]:
         """Tensors of target and drafter that hold NaN or infinity, in one read of the weights."""
     def measure_step_times(self, budget_s: float) -> list[tuple[int, int, bool, float, float]]:
@@ -317,6 +343,8 @@ class Runner:
     def captured(self) -> npt.NDArray[np.float32]:
         """Features [rows, layers * hidden_size] of the last step's rows: the outputs of the captured
         layers side by side."""  # noqa: E501
+    def captured_address(self) -> int:
+        """Where these rows lie on a device, in bfloat16, until the next step; 0 on the CPU."""
     def last_logits(self) -> npt.NDArray[np.float32]: ...
     def last_drafts(self) -> list[list[int]]:
         """What was proposed for each span of the last step, before the row budget."""

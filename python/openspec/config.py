@@ -48,6 +48,10 @@ class EngineConfig:
     draft_model: str | None = None
     """Folder or id of the draft checkpoint, for methods that have one. Default: the folder named as
     the method in the model's own, if there is one."""
+    drafter_dir: str | None = named(None, "DIR")
+    """Folder below which there are draft checkpoints that may take the running one's place between
+    two steps, while requests run; the engine takes memory for the weights of one more. They have
+    the running one's shape. Default: none may."""
     num_speculative_tokens: int | None = number(None, 0, 1 << 10)
     """K: drafts per sequence and step, one after another, at most. Default: the method's own."""
     method_options: dict[str, OptionValue] = field(default_factory=dict, metadata={"pairs": True})
@@ -209,14 +213,18 @@ class EngineConfig:
                 f"quantization must be {' or '.join(QUANTIZATIONS)}, got {self.quantization!r}"
             )
         if self.kv_cache_dtype not in ("auto", "bfloat16"):
+            is_fp8 = self.kv_cache_dtype.lower().startswith("fp8")
+            reason = ": a KV cache in FP8 is not taken yet" if is_fp8 else ""
             raise ConfigError(
-                f"kv_cache_dtype must be auto or bfloat16, got {self.kv_cache_dtype!r}: a KV cache "
-                "in FP8 is not taken yet; drop it"
+                f"kv_cache_dtype must be auto or bfloat16, got {self.kv_cache_dtype!r}{reason}; "
+                "drop it"
             )
         if self.tensor_parallel_size not in TENSOR_PARALLEL_SIZES:
             raise ConfigError(
                 f"tensor_parallel_size must be 1, 2, 4 or 8, got {self.tensor_parallel_size}"
             )
+        if self.drafter_dir is not None:
+            self._check_drafter_dir(self.drafter_dir)
         num_rows = self.max_num_batched_tokens
         if num_rows is not None and num_rows < self.min_num_batched_tokens:
             raise ConfigError(
@@ -232,6 +240,15 @@ class EngineConfig:
         for kind, source in (("model", self.model), ("draft model", self.draft_model)):
             if source is not None:
                 check_source(source, kind)
+
+    def _check_drafter_dir(self, folder: str) -> None:
+        if not Path(folder).is_dir():
+            raise ConfigError(f"drafter_dir: {folder} is no folder; name one that is there")
+        if self.tensor_parallel_size > 1:
+            raise ConfigError(
+                "drafter_dir: draft heads take each other's place on one device, not on "
+                f"{self.tensor_parallel_size}; drop it, or --tensor-parallel-size"
+            )
 
     def with_folders(self) -> EngineConfig:
         """This configuration, the hub's ids replaced by folders, downloaded as far as they lack.

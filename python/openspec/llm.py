@@ -8,7 +8,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
+from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +25,7 @@ from openspec.engine.memory import available_memory
 from openspec.errors import EngineError, RequestError
 from openspec.grammar.compiler import GrammarLimits
 from openspec.messages import (
+    DrafterState,
     EngineStats,
     SamplingParams,
     SpeculativeOptions,
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Message = Mapping[str, JsonValue]
+LOOK_S = 0.01
+"""How long it waits for who generates before it looks again."""
 
 
 class LLM:
@@ -70,6 +76,9 @@ class LLM:
             self._core.grammars, self.tokenizer, self.model_config, limits
         )
         self._num_requests = 0
+        self._calls: SimpleQueue[tuple[Callable[[], DrafterState], Future[DrafterState]]]
+        self._calls = SimpleQueue()
+        """From other threads, to be called between two steps."""
         self._lock = threading.Lock()
         self._user: int | None = None  # the thread that generates
 
@@ -142,6 +151,38 @@ class LLM:
         """Counters since the start."""
         return self.engine.stats()
 
+    def swap_drafter(
+        self, path: str | Path, *, sha256: str | None = None, flush_prefix_cache: bool = False
+    ) -> DrafterState:
+        """Has another draft head draft, of the same shape, from a folder below `drafter_dir`.
+
+        A relative path is taken from there. The head is loaded while another thread may generate,
+        and takes its place between two steps. No text depends on it. With `sha256`, that of its
+        safetensors file, another file is refused. With `flush_prefix_cache` no later prompt begins
+        with draft KV of the head before.
+
+        Raises:
+            RequestError: it is no such head; nothing has changed then.
+        """
+        self._refuse_own_thread()
+        self.engine.drafters.begin_load(str(path), sha256).result()
+        return self._between_steps(
+            lambda: self.engine.exchange_drafter(flush_prefix_cache=flush_prefix_cache)
+        )
+
+    def rollback_drafter(self) -> DrafterState:
+        """Has the draft head before this one draft again; a second time, this one.
+
+        Raises:
+            RequestError: there was none, or another one was loaded since.
+        """
+        self._refuse_own_thread()
+        return self._between_steps(lambda: self.engine.exchange_drafter(back=True))
+
+    def drafter(self) -> DrafterState:
+        """Which draft head drafts, and what came of its drafts."""
+        return self.engine.drafter_state()
+
     def close(self) -> None:
         """Frees the model."""
         if self._core is not None:
@@ -192,8 +233,7 @@ class LLM:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """The engine for one caller at a time."""
-        if self._user == threading.get_ident():
-            raise EngineError("generate was called while it runs, by the same thread")
+        self._refuse_own_thread()
         with self._lock:
             self._user = threading.get_ident()
             try:
@@ -201,6 +241,31 @@ class LLM:
             finally:
                 self._grammars.release()
                 self._user = None
+
+    def _refuse_own_thread(self) -> None:
+        if self._user == threading.get_ident():
+            raise EngineError("the LLM was called while it generates, by the same thread")
+
+    def _between_steps(self, call: Callable[[], DrafterState]) -> DrafterState:
+        """What `call` returns, called where no step is being planned: by who generates, or here."""
+        answer: Future[DrafterState] = Future()
+        self._calls.put((call, answer))
+        while not answer.done():
+            # Whoever generates may end without a look at what was put there last.
+            if self._lock.acquire(timeout=LOOK_S):
+                try:
+                    self._answer_calls()
+                finally:
+                    self._lock.release()
+        return answer.result()
+
+    def _answer_calls(self) -> None:
+        while not self._calls.empty():
+            call, answer = self._calls.get()
+            try:
+                answer.set_result(call())
+            except Exception as error:
+                answer.set_exception(error)
 
     def _processors(
         self,
@@ -247,6 +312,7 @@ class LLM:
                     core.add_request(one.request)
                 with closing(_Progress(core, len(by_id), use_tqdm)) as progress:
                     while core.has_work:
+                        self._answer_calls()
                         for output in core.step():
                             one = by_id[output.request_id]
                             was_finished = one.finished

@@ -312,6 +312,37 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     """The request asks for what cannot be: the error is its own, not the engine's."""
 
 
+class DrafterHead(msgspec.Struct, kw_only=True):
+    """A draft head that an engine has, and what came of its drafts."""
+
+    version: int
+    """1: the head that the engine started with; every other one that was loaded has the next."""
+    folder: str
+    sha256: str | None = None
+    """Of its safetensors file; of several, of their bytes one after another, by name. None: it is
+    the first one."""
+    weight_version: str | None = None
+    """What whoever loaded it calls it."""
+    counters: SpecCounters = msgspec.field(default_factory=SpecCounters)
+    """Of all steps that were launched with it."""
+
+
+class DrafterState(DrafterHead, kw_only=True):
+    """The head that drafts, and the one that can take its place at once."""
+
+    method: str
+    since: float
+    """Unix time at which it took its place."""
+    num_swaps: int = 0
+    """How often heads took each other's place."""
+    previous: DrafterHead | None = None
+    """What a rollback goes back to; None: nothing is there."""
+    stage_ms: float = 0.0
+    """What the last load took, beside the steps."""
+    gap_us: float = 0.0
+    """What the last exchange took between two steps, of the host's time."""
+
+
 class EngineStats(SpecCounters, kw_only=True):
     """Gauges and counters of the engine core; counters never fall."""
 
@@ -349,6 +380,10 @@ class EngineStats(SpecCounters, kw_only=True):
     """Experts that had rows there, whose weights were read."""
     num_expert_rows: int = 0
     """Rows of all these experts."""
+    experts_of_drafts: float = 1.0
+    """As how many unrelated rows a draft's row counts, by the experts that it brings."""
+    experts_of_sequences: float = 1.0
+    """And the row of a further sequence."""
     exchange_rounds: list[int] = msgspec.field(default_factory=list)
     """By GPU where several share the model: products whose sums they exchanged, in all steps."""
     exchange_wait_seconds: list[float] = msgspec.field(default_factory=list)
@@ -487,21 +522,18 @@ def total_stats(parts: Sequence[EngineStats]) -> EngineStats:
                 _add(getattr(total, name), getattr(part, name))
         else:
             setattr(total, name, sum(getattr(part, name) for part in parts))
+    for name in ("experts_of_drafts", "experts_of_sequences"):  # the last engine's
+        setattr(total, name, getattr((total, *parts)[-1], name))
     return total
 
 
 def counters_since(before: SpecCounters, after: SpecCounters) -> SpecDecodeStats:
     """What was counted in between."""
-    return SpecDecodeStats(
-        num_drafts=after.num_drafts - before.num_drafts,
-        num_draft_tokens=after.num_draft_tokens - before.num_draft_tokens,
-        num_accepted_tokens=after.num_accepted_tokens - before.num_accepted_tokens,
-        num_final_drafts=after.num_final_drafts - before.num_final_drafts,
-        num_accepted_tokens_per_pos=_difference(
-            after.num_accepted_tokens_per_pos, before.num_accepted_tokens_per_pos
-        ),
-        num_drafts_per_pos=_difference(after.num_drafts_per_pos, before.num_drafts_per_pos),
-    )
+    between = SpecDecodeStats()
+    for name in SpecCounters.__struct_fields__:
+        now, then = getattr(after, name), getattr(before, name)
+        setattr(between, name, _difference(now, then) if isinstance(now, list) else now - then)
+    return between
 
 
 def _difference(now: Sequence[int], then: Sequence[int]) -> list[int]:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from openspec import _C
 from openspec.config import EMBEDDED_MODEL
 from openspec.drafters import available_drafters, get_drafter, plain_method
-from openspec.engine import memory
 from tests.gates import harness, other_targets
 from tests.gates.harness import PLAIN, Job, Result, make_core, run_alone
 from tests.gates.pairs import EMBEDDED
 from tests.heads import models, untrained
 
-Reference = Callable[[Sequence[Job]], list[Result]]
+
+class Reference(Protocol):
+    """Plain decoding's answers to jobs, under settings that are not the gates'."""
+
+    def __call__(self, jobs: Sequence[Job], **settings: object) -> list[Result]: ...
 
 
 class GarbageDrafter(_C.Drafter):
@@ -151,17 +155,6 @@ def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
     return {"num_speculative_tokens": min(num_drafts, most), **settings}
 
 
-@pytest.fixture(autouse=True)
-def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine times its steps for half a second before it starts, longer than most gates run.
-
-    What it finds decides when there are drafts, and the text must not depend on that.
-    """
-    if not harness.IS_FULL and harness.DEVICE == "cpu":
-        quick = dataclasses.replace(memory.CPU, step_timing_s=0.02)
-        monkeypatch.setattr(memory, "CPU", quick)
-
-
 @pytest.fixture(params=[EMBEDDED, *other_targets.NAMES])
 def target_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every kind of target that the gates run over."""
@@ -189,12 +182,13 @@ def drafter_name(request: pytest.FixtureRequest, target_name: str) -> str:
 @pytest.fixture(scope="session")
 def reference() -> Reference:
     """Plain decoding, one request at a time, no cache, prompts whole."""
-    core_of = cache(lambda model: make_core(**PLAIN))  # makes one of `harness.MODEL`
-    known: dict[tuple[str | None, tuple[int, ...], str], Result] = {}
+    core_of = cache(lambda model, **settings: make_core(**PLAIN, **settings))
+    known: dict[tuple[object, ...], Result] = {}
 
-    def answers(jobs: Sequence[Job]) -> list[Result]:
-        core = core_of(harness.MODEL)
-        keys = [(harness.MODEL, job.prompt, repr(job.sampling)) for job in jobs]
+    def answers(jobs: Sequence[Job], **settings: object) -> list[Result]:
+        core = core_of(harness.MODEL, **settings)  # which is the model that it makes one of
+        of_core = (harness.MODEL, repr(settings))
+        keys = [(*of_core, job.prompt, repr(job.sampling)) for job in jobs]
         missing = [(key, job) for key, job in zip(keys, jobs, strict=True) if key not in known]
         whole = [dataclasses.replace(job, abort_after=None) for _, job in missing]
         for (key, _), result in zip(missing, run_alone(core, whole), strict=True):

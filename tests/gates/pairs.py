@@ -1,9 +1,11 @@
 """Which combinations of a gate's parameters run per commit: each pair of values meets in one.
 
 Each gate meets chains and trees of each method. Drafters that are alike in both take turns, from
-one gate to the next.
+one gate to the next. In a gate marked `by_turns` methods take turns, too, over the values of its
+parameters: every pair of values still meets, but each with some method.
 
-Of other targets than the embedded model each meets each method in one gate of test_equality.
+Of other targets than the embedded model each meets each method in one gate of test_equality. Those
+that differ in their format alone count as one target.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import pytest
 
 EMBEDDED = "embedded"
 FIXTURES = ("drafter_name", "target_name")
-METHODS_LEFT_TO_FULL = ("none", "ngram", "python")
-"""Of other targets: heads depend on a target more than these do."""
+WITHOUT_HEAD = ("none", "ngram", "python")
+"""Methods that meet other targets with `--full` alone: a target matters to heads more."""
 
 Values = tuple[object, ...]
 """The drafter first, then one value for each parameter of a gate."""
@@ -38,21 +40,25 @@ def is_tree(drafter: object) -> bool:
     return str(drafter).strip("()").endswith(" tree")
 
 
-def needs_of(values: Values) -> set[object]:
-    """What a case shows: a chain or a tree of its method, and each two of its method and its
-    parameters."""
+def needs_of(values: Values, by_turns: bool = False) -> set[object]:
+    """What a case shows: a chain or a tree of its method, its parameters, and each two of these.
+    With `by_turns` not each two of its method and a parameter."""
     drafter, *others = values
     method = method_of(drafter)
-    return {(method, is_tree(drafter)), *combinations(enumerate((method, *others)), 2)}
+    paired = others if by_turns else [method, *others]
+    shown = {*enumerate(others), *combinations(enumerate(paired), 2)}
+    return {(method, is_tree(drafter)), *shown}
 
 
-def cover_pairs(cases: Sequence[Values], turns: Counter[object]) -> list[int]:
+def cover_pairs(
+    cases: Sequence[Values], turns: Counter[object], by_turns: bool = False
+) -> list[int]:
     """Places of cases that together show all that any case shows.
 
     Greedy: always the case with the most that none before it showed, and of equals the one whose
     drafter had the fewest turns. `turns` counts them, over all gates that share it.
     """
-    left = [needs_of(values) for values in cases]
+    left = [needs_of(values, by_turns) for values in cases]
     chosen = []
     while any(left):
         best = max(range(len(cases)), key=lambda at: (len(left[at]), -turns[cases[at][0]]))
@@ -76,17 +82,23 @@ def parameters(item: pytest.Function) -> Values:
     return (params["drafter_name"], *others)
 
 
-def choose_for_targets(cases: Sequence[tuple[str, str, str]]) -> list[int]:
-    """Places of cases (gate, target, method) in which each target meets each method once.
+def family_of(target: str) -> str:
+    """`fp8` of `fp8 block`: they differ in the target's weights, which no head reads."""
+    return target.partition(" ")[0]
 
-    Gates take turns: always the one with the fewest, of its cases the last.
+
+def choose_for_targets(cases: Sequence[tuple[str, str, str]]) -> list[int]:
+    """Places of cases (gate, target, method) in which each family meets each method once.
+
+    Gates and targets take turns: always the ones with the fewest, of their cases the last.
     """
     turns: Counter[str] = Counter()
     chosen = []
-    for pair in sorted({case[1:] for case in cases}):
-        places = [place for place, case in enumerate(cases) if case[1:] == pair]
-        best = min(places, key=lambda place: (turns[cases[place][0]], -place))
-        turns[cases[best][0]] += 1
+    pairs = [(family_of(target), method) for _, target, method in cases]
+    for pair in sorted({*pairs}):
+        places = [place for place, other in enumerate(pairs) if other == pair]
+        best = min(places, key=lambda place: (*(turns[name] for name in cases[place][:2]), -place))
+        turns.update(cases[best][:2])
         chosen.append(best)
     return sorted(chosen)
 
@@ -108,13 +120,14 @@ def split(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.
             others.append(item)
     turns: Counter[object] = Counter()
     for cases in gates.values():
-        chosen = cover_pairs([parameters(case) for case in cases], turns)
+        by_turns = cases[0].get_closest_marker("by_turns") is not None
+        chosen = cover_pairs([parameters(case) for case in cases], turns, by_turns)
         left_out |= set(cases) - {cases[place] for place in chosen}
     left_out |= set(others)
     candidates = [
         (item, (gate_of(item), str(item.callspec.params["target_name"]), method))
         for item in others
-        if (method := method_of(item.callspec.params["drafter_name"])) not in METHODS_LEFT_TO_FULL
+        if (method := method_of(item.callspec.params["drafter_name"])) not in WITHOUT_HEAD
         and "test_equality" in gate_of(item)
     ]
     for place in choose_for_targets([case for _, case in candidates]):

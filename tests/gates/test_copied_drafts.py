@@ -28,6 +28,7 @@ def has_copies(drafter_name: str) -> bool:
     return not get_drafter(str(drafter_settings(drafter_name)["method"])).copies_text
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("kind", ["greedy", "sampled", "mixed"])
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_copies_beside_a_drafter(
@@ -69,8 +70,17 @@ def test_rejection_sampling_does_without(caplog: pytest.LogCaptureFixture) -> No
     assert core.stats().num_draft_tokens > 0 == core.stats().num_copied_tokens
 
 
-@pytest.mark.parametrize("method", ["ngram", "eagle3", "dspark"])
-@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("ngram", "greedy"),
+        ("eagle3", "sampled"),
+        ("dspark", "greedy"),
+        pytest.param("ngram", "sampled", marks=pytest.mark.full),
+        pytest.param("eagle3", "greedy", marks=pytest.mark.full),
+        pytest.param("dspark", "sampled", marks=pytest.mark.full),
+    ],
+)
 def test_answers_are_copied_for_their_owner_alone(
     method: str, kind: str, reference: Reference
 ) -> None:

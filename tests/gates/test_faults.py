@@ -34,6 +34,7 @@ class Fault:
             raise RuntimeError(f"injected in {stage}")
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("stage", STAGES)
 def test_one_failure_is_retried(drafter_name: str, stage: str, reference: Reference) -> None:
     batch = jobs("mixed", 8)
@@ -44,6 +45,7 @@ def test_one_failure_is_retried(drafter_name: str, stage: str, reference: Refere
     assert core.stats().num_step_failures == fault.num_raised
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("stage", STAGES)
 def test_two_failures_fail_the_requests_of_the_step(
     drafter_name: str, stage: str, reference: Reference

@@ -31,6 +31,7 @@ from tests.gates.harness import kv_memory, run, texts
 from tests.gates.workload import jobs
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("kind", ["greedy", "sampled"])
 @pytest.mark.parametrize("grammar", KINDS)
 @pytest.mark.parametrize("concurrency", [1, 4, 16])
@@ -41,6 +42,7 @@ def test_grammar(drafter_name: str, grammar: str, kind: str, concurrency: int) -
     assert texts(run(core, batch)) == texts(plain(batch))
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("grammar", ["json_schema", "structural_tag"])
 def test_preemption_and_prefix_hits(drafter_name: str, grammar: str) -> None:
     """State is made anew where a request resumes, and where its prompt is found in the cache."""
@@ -67,6 +69,7 @@ CHANGES: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("kind", ["greedy", "sampled"])
 def test_with_other_parameters(drafter_name: str, kind: str) -> None:
     """Each set of parameters, by turns under each kind of grammar."""

@@ -55,6 +55,7 @@ def mixed_jobs(kind: str, num_jobs: int) -> list[Job]:
     ]
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("kind", ["greedy", "sampled"])
 def test_holds_do_not_show(drafter_name: str, kind: str) -> None:
     batch = mixed_jobs(kind, 10)

@@ -64,7 +64,12 @@ def drafting(num_drafts: int = 3, **settings: Any) -> EngineCore:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "num_drafts"), [*((dtype, 3) for dtype in DTYPES), (DTYPES[0], 1), (DTYPES[0], 15)]
+    ("dtype", "num_drafts"),
+    [
+        *((dtype, 3) for dtype in DTYPES),
+        pytest.param(DTYPES[0], 1, marks=pytest.mark.full),
+        (DTYPES[0], 15),
+    ],
 )
 def test_drafts_in_a_batch(dtype: str, num_drafts: int) -> None:
     """Accepted in part: over the edges of the recurrence's blocks of 16, at every place of them."""
@@ -129,7 +134,7 @@ def test_cancellation() -> None:
         assert job.abort_after is not None or not is_aborted
 
 
-@pytest.mark.parametrize("page_size", [16, 32])
+@pytest.mark.parametrize("page_size", [pytest.param(16, marks=pytest.mark.full), 32])
 def test_prefix_hits(page_size: int) -> None:
     """Of prompts and of answers; with drafts that are accepted as often as without a hit."""
     core = drafting(4, page_size=page_size)

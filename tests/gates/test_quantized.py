@@ -16,7 +16,6 @@ import torch
 from bench.random_target import PUBLISHED, write_random_target
 
 from openspec import _C
-from openspec.checkpoint.quantization.made import quantized
 from openspec.checkpoint.quantization.weight_format import (
     BLOCK,
     WeightFormat,
@@ -26,7 +25,7 @@ from openspec.checkpoint.quantization.weight_format import (
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import target_tensors
 from openspec.errors import ConfigError
-from openspec.tools.quantize import write_quantized
+from openspec.tools.quantize import quantized_tensor, write_quantized
 from tests.gates import harness, other_targets
 from tests.gates.test_logits import (
     MAX_ERROR,
@@ -200,7 +199,7 @@ def write_qwen(target: Path, dtype: torch.dtype) -> None:
     shutil.copytree(plain_folder(), target)
     tensors = safetensors.torch.load_file(target / "model.safetensors")
     for name in [name for name in tensors if name.endswith(("_proj.weight", "lm_head.weight"))]:
-        codes, scales = quantized(tensors[name], "block", name)
+        codes, scales = quantized_tensor(tensors[name], "block", name)
         tensors[name], tensors[f"{name}_scale_inv"] = codes, scales.to(dtype)
     safetensors.torch.save_file(tensors, target / "model.safetensors", {"format": "pt"})
     config = json.loads((target / "config.json").read_text())
@@ -269,6 +268,17 @@ def test_a_nan_among_the_codes_ends_the_start(tmp_path: Path) -> None:
             harness.make_core(model=str(file.parent), method="none")
 
 
+def test_a_nan_to_quantise_is_placed_once(tmp_path: Path) -> None:
+    shutil.copytree(plain_folder(), tmp_path / "model")
+    file, name = tmp_path / "model" / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    tensors = safetensors.torch.load_file(file)
+    tensors[name][700, 31] = torch.nan
+    safetensors.torch.save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ConfigError, match="get the checkpoint anew") as raised:
+        harness.make_core(model=str(file.parent), method="none", quantization="fp8")
+    assert str(raised.value).count(name) == 1
+
+
 def test_tensors_of_one_matrix_have_one_format(tmp_path: Path) -> None:
     shutil.copytree(coded_folder("fp8"), tmp_path / "model")
     file, name = tmp_path / "model" / "model.safetensors", "model.layers.1.self_attn.k_proj"
@@ -281,6 +291,22 @@ def test_tensors_of_one_matrix_have_one_format(tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="make one matrix, so all of them must be bf16"):
         harness.make_core(model=str(file.parent), method="none")
+
+
+@pytest.mark.usefixtures("on_the_host")
+def test_the_log_and_the_server_say_the_format(caplog: pytest.LogCaptureFixture) -> None:
+    made = "FP8 with scales of each block (made of bfloat16 at load)"
+    read = "FP8 with scales of each channel (compressed-tensors float-quantized)"
+    for folder, wanted, name in (
+        (plain_folder(), None, "bfloat16"),
+        (plain_folder(), "fp8_per_block", made),
+        (coded_folder("fp8"), None, read),
+    ):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            core = harness.make_core(model=str(folder), method="none", quantization=wanted)
+        assert core.info.weights == name
+        assert f", weights {name}, " in caplog.text
 
 
 def test_memory_counts_codes_and_scales() -> None:

@@ -56,6 +56,7 @@ def parameters() -> dict[str, dict[str, object]]:
     }
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("kind", [pytest.param("greedy", marks=pytest.mark.full), "sampled"])
 @pytest.mark.parametrize("name", parameters())
 def test_parameter(drafter_name: str, name: str, kind: str, reference: Reference) -> None:
@@ -80,7 +81,7 @@ def test_every_parameter_matters(reference: Reference) -> None:
     """The table above would show nothing if a parameter did not change some answer."""
     unchanged = {"logprobs", "logprobs_of_the_chosen_only", "prompt_logprobs"}
     for name, changes in parameters().items():
-        for kind in ("greedy", "sampled"):
+        for kind in ("sampled", "greedy"):
             before = jobs(kind, 8)
             after = [
                 dataclasses.replace(job, sampling=msgspec.structs.replace(job.sampling, **changes))
@@ -103,6 +104,7 @@ def test_all_parameters_in_one_batch(drafter_name: str, reference: Reference) ->
     expected = reference(batch)
     assert texts(results) == texts(expected)
     assert [one.logprobs for one in results] == [one.logprobs for one in expected]
+    assert [one.prompt_logprobs for one in results] == [one.prompt_logprobs for one in expected]
 
 
 def test_bad_words_are_never_said(drafter_name: str, reference: Reference) -> None:

@@ -56,6 +56,7 @@ def test_rows_and_pages_of_one_prompt(method: str, num_private: int, length: int
     assert most_pages <= 1.1 * num_shared + NUM * -(-(num_own + 1) // PAGE_SIZE)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("num_private", [0, 20])
 def test_texts(drafter_name: str, num_private: int, reference: Reference) -> None:
     """In chunks; some arrive while the first is on its way."""

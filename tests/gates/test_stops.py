@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
+from typing import Any
 
 import msgspec
 import pytest
 
 from openspec import _C, LLM, SamplingParams
+from openspec.text.outputs import RequestOutput
 from tests.gates.conftest import Reference, drafter_settings
 from tests.gates.harness import make_core, run, with_options
 from tests.gates.workload import jobs, prompts
@@ -65,15 +68,22 @@ def test_budget_at_every_place_of_the_run(reference: Reference) -> None:
         assert result.text == (full[:budget], "length")
 
 
-def test_stop_strings(drafter_name: str) -> None:
-    """Text, ids and log-probabilities end together; equal to plain decoding's."""
+def answers(settings: dict[str, Any]) -> list[RequestOutput]:
     sampling = SamplingParams(
         temperature=0.0, max_tokens=60, stop=["result", "sheep", "ther "], logprobs=2
     )
-    plain, spec = (
-        LLM(**settings).generate([list(ids) for ids in prompts()], sampling, use_tqdm=False)
-        for settings in ({"method": "none"}, with_options(drafter_settings(drafter_name)))
-    )
+    asked = [list(ids) for ids in prompts()]
+    return LLM(**settings).generate(asked, sampling, use_tqdm=False)
+
+
+@cache
+def plain_answers() -> list[RequestOutput]:
+    return answers({"method": "none"})
+
+
+def test_stop_strings(drafter_name: str) -> None:
+    """Text, ids and log-probabilities end together; equal to plain decoding's."""
+    plain, spec = plain_answers(), answers(with_options(drafter_settings(drafter_name)))
     assert any(one.outputs[0].finish_reason == "stop" for one in plain)
     for one, other in zip(plain, spec, strict=True):
         a, b = one.outputs[0], other.outputs[0]

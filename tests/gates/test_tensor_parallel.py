@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from bench.random_target import PUBLISHED, write_random_target
 
 from openspec import _C
@@ -34,7 +36,14 @@ from tests.gates.pairs import EMBEDDED
 from tests.gates.test_faults import STAGES, Fault
 from tests.gates.test_logits import Subject, assert_same_bits
 from tests.gates.workload import jobs
-from tests.heads.formats import Block, Sizes, dflash_zlab, eagle3_deepspec, markov_tensors
+from tests.heads.formats import (
+    Block,
+    Sizes,
+    dflash_zlab,
+    eagle3_classic,
+    eagle3_deepspec,
+    markov_tensors,
+)
 from tests.heads.seeded import drawn, write
 from tests.heads.untrained import GAINS, ONES
 
@@ -55,10 +64,13 @@ SIZES = Sizes(
 FULL = pytest.mark.full
 FEW_DRAFTERS = ("ngram", "eagle3 tree")
 """A commit runs all in `test_crowded`, and these in the other gates."""
-EACH_DRAFTER = [
-    name if name in FEW_DRAFTERS else pytest.param(name, marks=FULL)
+DRAFTERS_OF_RANKS = [
+    name
     for name in (*available_drafters(), *VARIANTS, *PYTHON_DRAFTERS)
     if name not in PARTS_OF_VOCABULARY
+]
+EACH_DRAFTER = [
+    name if name in FEW_DRAFTERS else pytest.param(name, marks=FULL) for name in DRAFTERS_OF_RANKS
 ]
 
 
@@ -108,15 +120,31 @@ def eight_heads(num_kv_heads: int, name: str = "qwen3-0.6b", vocab_size: int = S
 @cache
 def head(method: str) -> Path:
     """One for it. Those that draft blocks read its embedding and its LM head, which ranks share."""
+    if method == "draft_model":
+        return with_tokenizer(eight_heads(8))
+    given = {}
     if method == "eagle3":
         config, shapes = eagle3_deepspec(SIZES, [0, 1, 2])
+    elif method == "peagle":
+        captured = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+        config, shapes = eagle3_classic(SIZES, eagle_config=captured)
+        config |= {"parallel_drafting": True, "ptd_token_id": 271}
+        shapes["mask_hidden"] = [1, 1, 3 * SIZES.hidden]
+        given = {name: torch.zeros(SIZES.vocab, dtype=torch.int64) for name in SIZES.token_map()}
+        given["t2d"] = torch.ones(SIZES.vocab, dtype=torch.bool)
     else:
         block = Block(num_layers=2, mask=271, outputs=[0, 2])
         config, shapes = dflash_zlab(SIZES, block, 8)
     if method == "dspark":
         config["markov_rank"] = 16
         shapes |= markov_tensors(SIZES, 16)
-    return write(new_folder(), (config, drawn(shapes, 0, GAINS, ONES)))
+    return write(new_folder(), (config, drawn(shapes, 0, GAINS, ONES, given)))
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """The folder, with the embedded model's: a draft model is compared with its target by it."""
+    shutil.copy(EMBEDDED_MODEL / "tokenizer.json", folder)
+    return folder
 
 
 def crowded(name: str, num_ranks: int) -> dict[str, Any]:
@@ -131,6 +159,7 @@ def crowded(name: str, num_ranks: int) -> dict[str, Any]:
     return settings | limits | {"kv_cache_memory": kv_memory(14, **settings)}
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_crowded(drafter_name: str, target_name: str, num_ranks: int, reference: Reference) -> None:
     """Chunks, preemptions, and requests that are called off."""
@@ -180,8 +209,14 @@ def test_prefix_hits_in_bfloat16(name: str, num_ranks: int) -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [pytest.param(2, marks=FULL), 4])
-@pytest.mark.parametrize("grammar", KINDS)
-@pytest.mark.parametrize("name", EACH_DRAFTER)
+@pytest.mark.parametrize(
+    ("name", "grammar"),
+    [
+        pytest.param(name, grammar, marks=() if name == "eagle3 tree" else FULL)
+        for name in DRAFTERS_OF_RANKS
+        for grammar in KINDS
+    ],
+)
 def test_grammars(name: str, grammar: str, num_ranks: int) -> None:
     batch = grammar_jobs(grammar, "mixed", 3)
     core = grammar_core(**drafter_settings(name), tensor_parallel_size=num_ranks)
@@ -213,14 +248,25 @@ def test_threads(num_threads: int, reference: Reference) -> None:
 
 # ---- Eight ranks --------------------------------------------------------------------------------
 
-DRAFTERS = ("ngram", "eagle3", "eagle3 tree", "dflash", "dflash tree", "dspark", "dspark tree")
+DRAFTERS = (
+    "ngram",
+    "eagle3",
+    "eagle3 tree",
+    "peagle",
+    "dflash",
+    "dflash tree",
+    "dspark",
+    "dspark tree",
+    "draft_model",
+)
 """A commit runs the first, a tree, and one that reads the target's LM head."""
 
 
 def on_eight_heads(name: str, num_kv_heads: int = 2) -> dict[str, Any]:
     """Settings of a drafter for the target of eight heads that drafts at every step."""
     method, _, is_tree = name.partition(" ")
-    settings: dict[str, Any] = {"model": str(eight_heads(num_kv_heads)), "method": method}
+    target = with_tokenizer(eight_heads(num_kv_heads))
+    settings: dict[str, Any] = {"model": str(target), "method": method}
     if method != "ngram":
         settings["draft_model"] = str(head(method))
     if is_tree:
@@ -248,6 +294,7 @@ def test_eight_heads(name: str, num_kv_heads: int, num_ranks: int) -> None:
     before = core.stats().prefix_cache_hits
     assert texts(run(core, batch)) == texts(expected)
     assert core.stats().prefix_cache_hits > before
+    assert core.stats().num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("stage", ["reserve", *(pytest.param(s, marks=FULL) for s in STAGES[1:])])

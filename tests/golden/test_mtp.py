@@ -17,14 +17,14 @@ from torch import Tensor
 from openspec import _C
 from openspec.checkpoint.draft_model import added_token_ids
 from openspec.checkpoint.quantization.declared import BLOCKS
-from openspec.checkpoint.quantization.made import quantized
 from openspec.drafters.mtp import SPECULATORS
+from openspec.tools.quantize import quantized_tensor
 from tests.gates import hybrid_target
 from tests.golden.engine_runs import add, check_logits, make_runner, prefill, step
 from tests.golden.mtp_reference import MtpReference
 from tests.heads.seeded import write
 
-PROMPT = [random.Random(1).randrange(4000) for _ in range(37)]
+PROMPT = random.Random(1).choices(range(4000), k=37)
 NUM_DRAFTS = 4
 FULL = pytest.mark.full
 
@@ -145,7 +145,7 @@ def test_a_layer_in_codes(truth: Truth, tmp_path: Path) -> None:
         if name.startswith("mtp."):
             stored[name] = whole[name] = tensor
         if re.match(r"mtp\.layers.*proj", name):
-            codes, scale = quantized(tensor, BLOCKS, name)
+            codes, scale = quantized_tensor(tensor, BLOCKS, name)
             stored |= {name: codes, f"{name}_scale": scale}
             wide = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[
                 : tensor.shape[0], : tensor.shape[1]

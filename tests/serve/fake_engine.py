@@ -12,8 +12,10 @@ from tokenizers import Tokenizer
 
 from openspec.engine.core.fan_out import fan_out
 from openspec.engine.processes.output_stream import OutputStream
-from openspec.errors import EngineError
+from openspec.errors import EngineError, RequestError
 from openspec.messages import (
+    DrafterHead,
+    DrafterState,
     EngineInfo,
     EngineOutput,
     EngineRequest,
@@ -80,6 +82,8 @@ class FakeEngineClient:
         self.failure = "engine_dead"
         self.forget()
         self._stats = EngineStats(num_pages=1024, num_free_pages=1024)
+        self.staged: str | None = None
+        self.drafter = DrafterState(version=1, folder="/models/first", method="fake", since=0.0)
         self._stats.num_accepted_tokens_per_pos = [0] * NUM_DRAFTS
         self._stats.num_drafts_per_pos = [0] * NUM_DRAFTS
         self._running: dict[str, _Sequence] = {}
@@ -152,6 +156,37 @@ class FakeEngineClient:
 
     async def reset_prefix_cache(self) -> None:
         self.num_resets += 1
+
+    async def stage_drafter(self, path: str, sha256: str | None = None) -> DrafterState:
+        """Any path is a head, but those that say how they are refused."""
+        if path.startswith("drafter_"):
+            raise RequestError(f"{path!r} is refused", "path", path)
+        self.staged = path
+        return self.drafter
+
+    async def exchange_drafter(
+        self,
+        *,
+        back: bool = False,
+        flush_prefix_cache: bool = False,
+        weight_version: str | None = None,
+    ) -> DrafterState:
+        now = self.drafter
+        if (now.previous if back else self.staged) is None:
+            raise RequestError("there is no such head", code="no_previous_drafter")
+        self.num_resets += flush_prefix_cache
+        new = now.previous if back else DrafterHead(version=now.num_swaps + 2, folder=self.staged)
+        self.drafter = DrafterState(
+            version=new.version,
+            folder=new.folder,
+            weight_version=weight_version,
+            method=now.method,
+            since=now.since + 1,
+            num_swaps=now.num_swaps + 1,
+            previous=DrafterHead(version=now.version, folder=now.folder, sha256=now.sha256),
+        )
+        self.staged = None
+        return self.drafter
 
     def die(self) -> None:
         """As if the child had been killed."""

@@ -23,12 +23,16 @@ import openspec
 from tests.serve.waiting import PATIENCE_S
 
 PACKAGE_ROOT = str(Path(openspec.__file__).parent.parent)
+TIMED = {"OPENSPEC_ADAPTIVE_SPECULATION": "true"}
+"""Variables of a server that times its steps before it is ready. Others, where a test does not need
+that, are ready half a second earlier."""
 
 
 def environment(**variables: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OPENSPEC_")}
     path = os.pathsep.join(filter(None, [PACKAGE_ROOT, kept.get("PYTHONPATH")]))
-    return {**kept, "PYTHONPATH": path, **variables}
+    untimed = dict.fromkeys(TIMED, "false")
+    return {**kept, "PYTHONPATH": path, **untimed, **variables}
 
 
 def command(arguments: Sequence[str], constants: Mapping[str, int] | None = None) -> list[str]:

@@ -32,6 +32,8 @@ GUARDED = [
     "/kv_event_sources",
     "/tokenizer_info",
     "/openapi.json",
+    "/v1/drafter",
+    "/weight_info",
 ]
 POSTS = [
     "/v1/completions",
@@ -44,6 +46,13 @@ POSTS = [
     "/detokenize",
     "/abort_request",
     "/flush_cache",
+    "/v1/drafter/load",
+    "/v1/drafter/rollback",
+    "/update_weights_from_disk",
+    "/init_weight_transfer_engine",
+    "/start_draft_weight_update",
+    "/update_weights",
+    "/finish_weight_update",
 ]
 PUBLIC = {"/health", "/ping", "/ready", "/metrics", "/docs", "/ui"}
 

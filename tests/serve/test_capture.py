@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 
 from openspec.records.shards import read_records, target_identity
 from tests.serve.conftest import MODEL_NAME, RunningServer
+from tests.serve.fake_engine import FakeEngineClient
 
 TURN = [{"role": "user", "content": "one"}]
 FORMS: list[tuple[str, dict[str, Any]]] = [
@@ -94,3 +98,39 @@ def test_nothing_is_kept_unless_asked_for(
     server = start_server(capture_dir=str(tmp_path / "records"), capture_share=0.0)
     post(server, *FORMS[0])
     assert kept(server, tmp_path / "records") == []
+
+
+def test_the_engine_does_nothing_for_it(
+    start_server: Callable[..., RunningServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told the same, as often, whether texts are kept or not; records cost few bytes."""
+    counts: Counter[str] = Counter()
+    for name in ("submit", "abort", "forget", "load_grammar", "drop_grammar", "reset_prefix_cache"):
+        told = getattr(FakeEngineClient, name)
+
+        def counted(*given: Any, _told: Any = told, _name: str = name, **more: Any) -> Any:
+            counts[_name] += 1
+            return _told(*given, **more)
+
+        monkeypatch.setattr(FakeEngineClient, name, counted)
+    found = []
+    for folder in (None, tmp_path / "records"):
+        server = start_server(capture_dir=None if folder is None else str(folder))
+        counts.clear()
+        for path, body in FORMS[:2] * 3:
+            post(server, path, {**body, "seed": 7})
+        requests = [(r.prompt_token_ids, r.sampling, r.speculative) for r in server.engine.requests]
+        found.append((dict(counts), requests))
+    assert found[0] == found[1] and found[0][0]["submit"] == 6
+    assert folder is not None
+    texts = kept(server, folder)
+    num_bytes = sum(path.stat().st_size for path in folder.glob("*.ids"))
+    assert num_bytes <= 4.2 * sum(len(tokens) for tokens, _ in texts) + 64 * len(texts)
+
+
+def test_an_engine_process_knows_nothing_of_records() -> None:
+    code = (
+        "import sys, openspec.engine.processes.process\n"
+        "assert not [name for name in sys.modules if name.startswith('openspec.records')]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

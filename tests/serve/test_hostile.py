@@ -16,7 +16,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.serve.mutants import check_answers
-from tests.serve.real_server import RealServer, real_server
+from tests.serve.real_server import TIMED, RealServer, real_server
 from tests.serve.sse import parse_events
 from tests.serve.waiting import PATIENCE_S, wait_until
 
@@ -47,7 +47,7 @@ def real(request: pytest.FixtureRequest) -> Iterator[RealServer]:
     method = request.param
     flags = ["--method", method, *METHODS[method], "--kv-cache-memory", POOL[method]]
     flags += ["--num-threads", "1", "--max-num-queued-reqs", "4000"]
-    with real_server(*flags, constants=SHORT_KEEP_ALIVE) as server:
+    with real_server(*flags, constants=SHORT_KEEP_ALIVE, **TIMED) as server:
         yield server
         assert server.stop() == 0
         assert "Traceback" not in server.log

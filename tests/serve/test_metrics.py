@@ -93,6 +93,21 @@ def test_gpus_that_share_a_model(start_server) -> None:
     assert all(step["wait_time_ms"] == [0.1, 0.2] for step in answer["choices"][0]["steps"])
 
 
+def test_experts_of_a_step(start_server) -> None:
+    server = start_server()
+    counts = {"expert_layers": 48, "distinct_experts": 1392, "expert_rows": 1536}
+    for name, count in counts.items():
+        assert scrape(server)[series(f"openspec:engine_{name}_total", engine="0")] == 0
+        setattr(server.engine._stats, f"num_{name}", count)
+    server.engine._stats.experts_of_drafts = 0.65
+    time.sleep(1.5 * STATS_MAX_AGE_S)
+    samples, engine = scrape(server), get_engine(server)
+    for name, count in counts.items():
+        assert samples[series(f"openspec:engine_{name}_total", engine="0")] == count
+        assert engine[f"num_{name}"] == count
+    assert (engine["experts_of_drafts"], engine["experts_of_sequences"]) == (0.65, 1.0)
+
+
 def get_engine(server: RunningServer) -> dict[str, list[float]]:
     return server.client.get("/server_info").json()["engines"][0]
 

@@ -68,16 +68,20 @@ def test_wrong_settings(tmp_path: Path) -> None:
     fails_with_one_line("--port", "70000", says="port must be in")
     fails_with_one_line("--method", "nope", says="nope")
     fails_with_one_line("--api-key", "has space", says="API key")
-    fails_with_one_line("--max-logprobs", "50", says="may ask for 20 log-probabilities")
-    fails_with_one_line("--tool-call-parser", "pythonic", says="one of auto, hermes")
-    fails_with_one_line("--template-date", "today", says="expected YYYY-MM-DD")
-    fails_with_one_line("--chat-template", str(tmp_path / "none"), says="No such file")
-    fails_with_one_line("--reasoning-parser", "mistral", says="one of auto, qwen3")
     fails_with_one_line(says="expects a whole number", OPENSPEC_PORT="x")
     fails_with_one_line(says="api_key is given but holds no key", OPENSPEC_API_KEY="")
     bad = tmp_path / "bad.yaml"
     bad.write_text("portt: 1")
     fails_with_one_line("--config", str(bad), says="port")
+
+
+@pytest.mark.full
+def test_wrong_settings_of_answers(tmp_path: Path) -> None:
+    fails_with_one_line("--max-logprobs", "50", says="may ask for 20 log-probabilities")
+    fails_with_one_line("--tool-call-parser", "pythonic", says="one of auto, hermes")
+    fails_with_one_line("--template-date", "today", says="expected YYYY-MM-DD")
+    fails_with_one_line("--chat-template", str(tmp_path / "none"), says="No such file")
+    fails_with_one_line("--reasoning-parser", "mistral", says="one of auto, qwen3")
 
 
 def test_working_directory_that_is_gone(tmp_path: Path) -> None:
@@ -90,7 +94,7 @@ def test_working_directory_that_is_gone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("num_kib", "kv_bytes"),
-    [(600_000, "16MiB"), (8_000_000, "16GiB")],
+    [(600_000, "16MiB"), pytest.param(8_000_000, "16GiB", marks=pytest.mark.full)],
 )
 def test_too_little_address_space(num_kib: int, kv_bytes: str) -> None:
     shell = ["bash", "-c", 'ulimit -v "$0" && exec "$@"', str(num_kib)]
@@ -259,7 +263,9 @@ class TestRunning:
         finally:
             process.kill()
 
-    @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+    @pytest.mark.parametrize(
+        "closed", [pytest.param("2>&-", marks=pytest.mark.full), "<&- >&- 2>&-"]
+    )
     def test_closed_standard_files(self, closed: str, tmp_path: Path) -> None:
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
@@ -332,7 +338,9 @@ class TestRunning:
             assert parse_events(answers[0])[-1]["choices"][0]["finish_reason"] == "abort"
             assert not is_running(engine)
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize(
+        "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.full), signal.SIGINT]
+    )
     def test_second_signal_ends_at_once(self, number: int) -> None:
         with real_server("--shutdown-timeout", "600") as server:
             engine = server.engine_pid

@@ -13,7 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 import jsonschema
 import pytest
 
-from tests.serve.real_server import RealServer, children_of, is_running, real_server, run_to_its_end
+from tests.serve.real_server import (
+    TIMED,
+    RealServer,
+    children_of,
+    is_running,
+    real_server,
+    run_to_its_end,
+)
 from tests.serve.real_server import command as server_command
 from tests.serve.sse import parse_events
 from tests.serve.waiting import wait_until
@@ -26,7 +33,7 @@ WORDS = "one two three four five six seven the quick brown fox jumps over a lazy
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[RealServer]:
-    with real_server(*FLAGS, "--replicas", "2", "--shutdown-timeout", "60") as server:
+    with real_server(*FLAGS, "--replicas", "2", "--shutdown-timeout", "60", **TIMED) as server:
         yield server
         assert "Traceback" not in server.log
 

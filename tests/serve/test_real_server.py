@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from openspec.engine.processes.replica import STATS_MAX_AGE_S
-from tests.serve.real_server import RealServer, import_cpu_s, real_server, resident_bytes
+from tests.serve.real_server import TIMED, RealServer, import_cpu_s, real_server, resident_bytes
 from tests.serve.sse import parse_events, stream
 from tests.serve.waiting import wait_until
 
@@ -35,7 +35,7 @@ def real() -> Iterator[RealServer]:
 
 
 def test_ready_in_time_and_small() -> None:
-    with real_server("--kv-cache-memory", "128MiB") as server:
+    with real_server("--kv-cache-memory", "128MiB", **TIMED) as server:
         assert server.seconds_to_ready < MAX_READY_S
         assert server.cpu_s_to_ready < MAX_READY_COST * import_cpu_s()
         used = resident_bytes(server.process.pid) + resident_bytes(server.engine_pid)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import jsonschema
 import pytest
 
@@ -39,30 +42,34 @@ ASKED = [
 ]
 
 
+def answer(client: httpx.Client, temperature: int, asked: dict) -> tuple:
+    body = {
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": temperature,
+        "max_tokens": 300,
+        "seed": 5,
+        **asked,
+    }
+    choice = client.post("/v1/chat/completions", json=body).json()["choices"][0]
+    message = choice["message"]
+    calls = [one["function"]["arguments"] for one in message.get("tool_calls", ())]
+    if choice["finish_reason"] != "length":
+        for arguments in calls:
+            jsonschema.validate(json.loads(arguments), SCHEMA)
+        if "response_format" in asked and not calls:
+            jsonschema.validate(json.loads(message["content"]), SCHEMA)
+        assert calls or "tool_choice" not in asked
+    return message["content"], message["reasoning_content"], calls, choice["finish_reason"]
+
+
 def answers(method: str) -> list[tuple]:
-    found = []
-    with real_server("--port", "0", "--method", method) as server, server.client as client:
-        for temperature in (0, 1):
-            for asked in ASKED:
-                body = {
-                    "messages": [{"role": "user", "content": QUESTION}],
-                    "temperature": temperature,
-                    "max_tokens": 300,
-                    "seed": 5,
-                    **asked,
-                }
-                answer = client.post("/v1/chat/completions", json=body).json()
-                choice = answer["choices"][0]
-                message = choice["message"]
-                calls = [one["function"]["arguments"] for one in message.get("tool_calls", ())]
-                if choice["finish_reason"] != "length":
-                    for arguments in calls:
-                        jsonschema.validate(json.loads(arguments), SCHEMA)
-                    if "response_format" in asked and not calls:
-                        jsonschema.validate(json.loads(message["content"]), SCHEMA)
-                    assert calls or "tool_choice" not in asked
-                text, thoughts = message["content"], message["reasoning_content"]
-                found.append((text, thoughts, calls, choice["finish_reason"]))
+    demands = list(itertools.product((0, 1), ASKED))
+    with (
+        real_server("--port", "0", "--method", method) as server,
+        server.client as client,
+        ThreadPoolExecutor(len(demands)) as pool,
+    ):
+        found = list(pool.map(lambda demand: answer(client, *demand), demands))
         cut = {"prompt": "A", "max_tokens": 3, "guided_json": SCHEMA}
         choice = client.post("/v1/completions", json=cut).json()["choices"][0]
         assert choice["finish_reason"] == "length" and choice["text"].startswith("{")
@@ -102,6 +109,14 @@ def test_what_a_grammar_cannot_do_ends_its_request_alone() -> None:
         # Too late for a status: an event of the stream.
         streamed = client.post("/v1/completions", json={**BANNED, "stream": True})
         assert "grammar_failed" in streamed.text
+        # The reply names the source of its drafts.
+        sure = {"prompt": "A", "max_tokens": 20, "guided_regex": "The answer to that is [0-9]"}
+        answer = client.post("/v1/completions", json=sure).json()
+        stats = answer["metrics"]["speculative_decoding"]
+        drafted = (stats["num_forced_tokens"], stats["num_draft_tokens"])
+        accepted = (stats["num_accepted_forced_tokens"], stats["num_accepted_tokens"])
+        assert 0 < accepted[0] <= accepted[1] <= drafted[1] and accepted[0] <= drafted[0]
+        assert stats["num_copied_tokens"] == stats["num_accepted_copied_tokens"] == 0
         after = client.post("/v1/completions", json={"prompt": "A", "max_tokens": 3})
         assert after.status_code == 200
 

@@ -14,16 +14,15 @@ from bench.random_target import PUBLISHED
 from safetensors.torch import load_file, save_file
 
 from openspec import LLM, SamplingParams
-from openspec.adapt import compare, loop, train
+from openspec.adapt import loop, train
 from openspec.adapt.__main__ import main
 from openspec.adapt.heads import kind_named
 from openspec.adapt.heads.parts import ReadText
 from openspec.adapt.replay import Replay
 from openspec.adapt.scoring import (
-    StepPrices,
     chain_hits,
     conditional,
-    mean_length,
+    length_of,
     score,
     walk,
 )
@@ -32,6 +31,7 @@ from openspec.adapt.target import answering_config
 from openspec.adapt.texts import (
     Rows,
     Text,
+    Texts,
     batches,
     draft_vocabulary,
     load_texts,
@@ -159,9 +159,10 @@ def test_the_vocabulary_is_what_was_generated_most() -> None:
 
 
 def test_texts_in_a_file(tmp_path: Path) -> None:
-    texts, held_out = [Text([1, 2, 3], 2), Text([4, 5], 1)], [Text([6, 7, 8, 9], 3)]
-    save_texts(tmp_path / "texts", texts, held_out)
-    assert load_texts(tmp_path / "texts") == (texts, held_out)
+    texts = Texts([Text([1, 2, 3], 2, 0.7)], [Text([4, 5], 1)], [Text([6, 7, 8, 9], 3)], [])
+    save_texts(tmp_path / "texts", texts)
+    assert load_texts(tmp_path / "texts") == texts
+    assert texts.learned == [*texts.traffic, *texts.base]
 
 
 def test_a_replay_has_the_states_of_a_decoding_step(llm: LLM) -> None:
@@ -229,7 +230,7 @@ def test_a_score_is_what_the_engine_counts(method: str, count: int) -> None:
             at += one[at] + 1
     assert (num_drafts, num_accepted) == (total.num_drafts, total.num_accepted_tokens)
     found = score(head, trainable.ends(), texts, [1, count])
-    assert found.lengths[count] == mean_length(hits)
+    assert found.lengths[count] == length_of(map(walk, hits))
     assert found.lengths[1] < found.lengths[count]
 
 
@@ -239,7 +240,7 @@ def test_what_is_counted() -> None:
     hits = chain_hits(text, drafts)
     assert hits == [3, 1, 0, 0]
     assert walk(hits) == (1, 3) and walk([0, 1, 0, 0]) == (2, 3)
-    assert mean_length([hits, [0, 1, 0, 0]]) == 2.0
+    assert length_of(map(walk, [hits, [0, 1, 0, 0]])) == 2.0
     assert conditional([hits], 3) == [2 / 3, 1 / 2, 1.0]
 
 
@@ -379,38 +380,14 @@ def test_heads_are_compared_prompt_by_prompt(
     assert "is 1.000x as fast (1.000 to 1.000" in same and same.endswith("keep the first")
 
 
-def test_a_ratio_is_drawn_in_pairs() -> None:
-    config = config_from_settings({"method": "eagle3"})
-    start = read_start(
-        dataclasses.replace(config, draft_model=str(trainable.TINY / "eagle3")),
-        ModelConfig.from_folder(config.model_path),
-    )
-    assert start is not None
-    spec = start.model.head
-
-    def judged(accepted: list[int], milliseconds: float) -> compare.Judged:
-        counters = [SpecDecodeStats(num_drafts=10, num_accepted_tokens=n) for n in accepted]
-        prices = StepPrices(1.0, milliseconds)
-        return compare.Judged("", tuple(counters), ((),) * len(accepted), spec, prices)
-
-    # Twice the tokens of every prompt, at the same price: no draw says anything else.
-    one = judged([10, 20, 30, 0], 2.0)
-    other = judged([30, 50, 70, 10], 2.0)
-    assert compare.ratios(one, other) == pytest.approx((2.0, 2.0, 2.0))
-    dearer = judged([10, 20, 30, 0], 4.0)
-    assert compare.ratios(one, dearer) == pytest.approx((0.5, 0.5, 0.5))
-    low, middle, high = compare.ratios(one, judged([20, 20, 20, 20], 2.0))
-    assert middle == pytest.approx(1.2) and low < middle < high
-
-
 def test_a_head_from_a_servers_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Texts of one prompt are on one side; nobody else's records are taken; then they go."""
     folder, identity = tmp_path / "records", target_identity(trainable.TINY)
     recorder = Recorder(folder, identity, share=1.0, max_bytes=1 << 20, ttl_s=3600.0)
     for number in range(12):
         for answer in ([7, 8, 9, 10] * 8, [11, 12, 13, 14] * 8):
-            recorder.offer([5, 6, number, *answer], 3)
-    recorder.offer([1, 2, 3], 3)  # nothing was answered
+            recorder.offer([5, 6, number, *answer], 3, 0.0)
+    recorder.offer([1, 2, 3], 3, 0.0)  # nothing was answered
     recorder.close()
     more = [*EAGLE, "--records", str(folder), "--out", str(tmp_path / "head"), "--max-steps", "1"]
     assert main(["train", *TRAIN, *more]) == 0
@@ -429,7 +406,7 @@ def test_a_head_from_a_servers_records(tmp_path: Path, capsys: pytest.CaptureFix
     ("settings", "message"),
     [
         ({"records": "x"}, "and not both"),
-        ({"prompts": None, "records": "x", "base": "y"}, "--held-out and --base are for prompts"),
+        ({"prompts": None, "records": "x", "held_out": "y"}, "--held-out is for prompts"),
         ({"prompts": None}, "--prompts is needed"),
         ({"out": None}, "--out is needed"),
         ({"out": "/proc/head"}, "--out /proc/head: .*another folder"),
@@ -448,7 +425,7 @@ def test_what_is_refused(tmp_path: Path, settings: dict[str, Any], message: str)
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(settings.pop("config")))
         settings["model"] = str(folder)
-    names = ("prompts", "records", "base", "out", "head")
+    names = ("prompts", "records", "held_out", "out", "head")
     own = {name: settings.pop(name) for name in names if name in settings}
     config = config_from_settings({"method": "eagle3", **settings})
     given = {"prompts": "p.jsonl", "out": str(tmp_path / "out"), **own}

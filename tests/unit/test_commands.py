@@ -26,11 +26,6 @@ def run(module: str, *arguments: str, path: Path) -> subprocess.CompletedProcess
     )
 
 
-def spellings(name: str) -> tuple[list[str], list[str]]:
-    """The module and arguments of one command, by its own name and through the list."""
-    return [f"openspec.{name}"], ["openspec", name]
-
-
 def test_the_commands_are_listed() -> None:
     shown = run("openspec", path=PACKAGE.parent)
     assert shown.returncode == 0
@@ -41,8 +36,9 @@ def test_the_commands_are_listed() -> None:
     assert unknown.returncode == 2 and unknown.stdout == ""
     assert unknown.stderr.startswith("openspec: there is no command 'srve'\nCommands")
     for name in COMMANDS:
-        helps = [run(*words, "--help", path=PACKAGE.parent).stdout for words in spellings(name)]
-        assert helps[0] == helps[1] and helps[0].startswith(f"usage: python -m openspec.{name}")
+        helps = run(f"openspec.{name}", "--help", path=PACKAGE.parent).stdout
+        assert helps.startswith(f"usage: python -m openspec.{name}")
+    assert run("openspec", name, "--help", path=PACKAGE.parent).stdout == helps
     files = {path.stem for path in PACKAGE.glob("*.py") if "import main" in path.read_text()}
     folders = {path.parent.name for path in PACKAGE.glob("*/__main__.py")}
     assert files | folders == set(COMMANDS)

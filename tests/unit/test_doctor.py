@@ -209,7 +209,9 @@ def test_the_other_feedback_is_found(capsys: pytest.CaptureFixture[str]) -> None
     )
 
 
-@pytest.mark.parametrize(("layers", "status"), [("0,1,2", 0), ("1,2,3", 1)])
+@pytest.mark.parametrize(
+    ("layers", "status"), [pytest.param("0,1,2", 0, marks=pytest.mark.full), ("1,2,3", 1)]
+)
 def test_layers_off_by_one_are_found(
     layers: str, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,9 +227,13 @@ def test_layers_off_by_one_are_found(
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
-        ([], None),
+        pytest.param([], None, marks=pytest.mark.full),
         (["draft_anchor=first"], "use --method-option draft_anchor=drop"),
-        (["draft_attention=causal"], "use --method-option draft_attention=full"),
+        pytest.param(
+            ["draft_attention=causal"],
+            "use --method-option draft_attention=full",
+            marks=pytest.mark.full,
+        ),
     ],
     ids=str,
 )

@@ -187,6 +187,7 @@ def test_engine_loads_it(
     plan = SimpleNamespace(
         weight_bytes=1,
         scratch_bytes=1,
+        exchange_bytes=0,
         table_bytes=1,
         draft_fixed_bytes=1,
         state_bytes=0,

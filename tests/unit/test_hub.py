@@ -287,18 +287,22 @@ def test_an_id_is_served_under_its_name(
 
 
 @pytest.mark.slow
-def test_commands_take_ids(hub: FakeHub, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("serve", ["--model", "org/tony"]),
+        ("convert_drafter", ["org/tony", "new"]),
+        *(
+            pytest.param(name, ["--model", "org/tony"], marks=pytest.mark.full)
+            for name in ("doctor", "bench", "demo")
+        ),
+    ],
+)
+def test_commands_take_ids(hub: FakeHub, tmp_path: Path, name: str, arguments: list[str]) -> None:
     """The environment's variables alone, in processes of their own."""
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
-    for name, arguments in (
-        ("serve", ["--model", "org/tony"]),
-        ("doctor", ["--model", "org/tony"]),
-        ("bench", ["--model", "org/tony"]),
-        ("demo", ["--model", "org/tony"]),
-        ("convert_drafter", ["org/tony", "new"]),
-    ):
-        command = [sys.executable, "-m", f"openspec.{name}", *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode != 0
-        assert "org/tony: neither a folder here nor a model" in done.stderr
-        assert "Traceback" not in done.stderr
+    command = [sys.executable, "-m", f"openspec.{name}", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "org/tony: neither a folder here nor a model" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -428,7 +428,7 @@ def test_generate_within_generate_is_refused(caplog: pytest.LogCaptureFixture) -
         assert len(llm.generate("a", params, use_tqdm=False)[0].outputs[0].token_ids) == 4
         assert llm.stats().num_drafter_failures > 0
         llm.engine.check_integrity()
-    assert "generate was called while it runs" in caplog.text
+    assert "the LLM was called while it generates" in caplog.text
 
 
 def test_a_drafter_is_a_drafter(caplog: pytest.LogCaptureFixture) -> None:

@@ -35,6 +35,7 @@ class Plan:
     num_base_pages: int = 0
     page_bytes: int = 1 << 16
     draft_page_bytes: int = 0
+    exchange_bytes: int = 0
 
 
 def plan_cpu(config: EngineConfig, plan: Plan, max_model_len: int, available: int) -> MemoryPlan:
@@ -88,8 +89,10 @@ def test_model_len_is_lowered_unless_it_was_set() -> None:
 
 def test_the_plan_is_one_rank_s() -> None:
     memory = DeviceMemory(budget_bytes=GIB, free_bytes=GIB, num_ranks=4)
-    plan = plan_memory(EngineConfig(), Plan(), 100, CPU, memory)
+    plan = plan_memory(EngineConfig(), Plan(exchange_bytes=1 << 19), 100, CPU, memory)
     assert plan.describe().startswith("each of 4 ranks has weights 1.00 MiB")
+    assert "scratch 1.00 MiB (what other ranks send: 512.00 KiB), " in plan.describe()
+    assert plan.as_dict()["exchange_bytes"] == 1 << 19
     with pytest.raises(ConfigError, match=r"of the 1\.00 GiB that each of 4 ranks may take"):
         plan_memory(EngineConfig(), Plan(weight_bytes=2 * GIB), 1000, CPU, memory)
 
@@ -150,7 +153,9 @@ def no_nvidia_smi(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
     raise FileNotFoundError("nvidia-smi")
 
 
-def test_ranks_on_cuda_have_the_memory_of_the_fullest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_on_cuda_have_the_memory_of_the_fullest(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(engine_plan, "_C", Core(100 * GIB, num_gpus=4))
     monkeypatch.setattr(subprocess, "run", no_nvidia_smi)
     monkeypatch.setenv("CUDA_MODULE_LOADING", "")
@@ -159,9 +164,12 @@ def test_ranks_on_cuda_have_the_memory_of_the_fullest(monkeypatch: pytest.Monkey
     plan = engine_plan.plan_engine(EngineConfig(method="none", tensor_parallel_size=4)).memory
     assert plan.available_bytes == 77 * GIB and plan.weight_bytes == 25 * GIB
     assert plan.describe().startswith("each of 4 ranks has weights 25.0")
+    assert "GPU 3 has 77.00 GiB free, another rank's 80.00 GiB" in caplog.text
     # Read by CUDA when it is first used.
     assert os.environ["CUDA_MODULE_LOADING"] == "EAGER"
+    caplog.clear()
     engine_plan.plan_engine(EngineConfig(method="none", tensor_parallel_size=2))
+    assert "another rank's" not in caplog.text
 
 
 def test_ranks_without_gpus_are_refused_before_anything_is_allocated(

@@ -53,6 +53,16 @@ def test_every_parameter_meets_every_method_and_every_other() -> None:
     assert len(chosen) * 5 < len(FULL)
 
 
+def test_methods_take_turns_over_the_values_of_a_gate() -> None:
+    chosen = [FULL[place] for place in cover_pairs(FULL, Counter(), by_turns=True)]
+    assert {(method_of(case[0]), is_tree(case[0])) for case in chosen} == {
+        (method_of(drafter), is_tree(drafter)) for drafter in DRAFTERS
+    }
+    assert {case[1:3] for case in chosen} == set(product("abc", range(4)))
+    assert {case[2:] for case in chosen} == set(product(range(4), (True, False)))
+    assert len(chosen) == 12, "as few as have each pair of values"
+
+
 def test_each_gate_meets_chains_and_trees_and_drafters_take_turns() -> None:
     cases: list[Values] = [(drafter,) for drafter in DRAFTERS]
     turns: Counter[object] = Counter()
@@ -76,3 +86,16 @@ def test_each_other_target_meets_each_method_in_gates_that_take_turns() -> None:
     assert sorted(case[1:] for case in chosen) == sorted({case[1:] for case in cases})
     assert len({gate for gate, _, _ in chosen}) == 3
     assert choose_for_targets([]) == []
+
+
+def test_formats_of_one_family_take_turns() -> None:
+    targets = ("llama", "fp8 channel", "fp8 tensor")
+    cases = list(product(("stops", "chunks", "faults"), targets, ("dflash", "eagle3")))
+    chosen = [cases[place] for place in choose_for_targets(cases)]
+    assert sorted(target for _, target, _ in chosen) == [
+        "fp8 channel",
+        "fp8 tensor",
+        "llama",
+        "llama",
+    ]
+    assert {method for _, target, method in chosen if target != "llama"} == {"dflash", "eagle3"}

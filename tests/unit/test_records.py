@@ -24,7 +24,11 @@ from openspec.records.shards import (
     target_identity,
 )
 
-RECORDS = [Record([1, 2, 3, 4_000_000], 2, 7), Record([5, 6], 1, 8), Record([9] * 100, 99, 9)]
+RECORDS = [
+    Record([1, 2, 3, 4_000_000], 2, 7, 0.5),
+    Record([5, 6], 1, 8),
+    Record([9] * 100, 99, 9, 1.0),
+]
 LIMITS: dict[str, Any] = {"share": 1.0, "max_bytes": 1 << 20, "ttl_s": 3600.0}
 
 
@@ -36,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 def test_what_is_written_is_read() -> None:
     data = b"".join(map(encoded, RECORDS))
     assert list(decoded(data)) == RECORDS
-    assert len(encoded(RECORDS[2])) == 24 + 4 * 100
+    assert len(encoded(RECORDS[2])) == 28 + 4 * 100
 
 
 @pytest.mark.parametrize("cut", [1, 3, 100, 399, 420])
@@ -55,15 +59,15 @@ def test_a_damaged_record_ends_its_shard(place: int) -> None:
 def test_a_recorder_writes_what_it_is_given(folder: Path) -> None:
     recorder = Recorder(folder, "target", **LIMITS)
     for record in RECORDS:
-        assert recorder.offer(record.tokens, record.prompt)
+        assert recorder.offer(record.tokens, record.prompt, record.temperature)
     recorder.close()
     found = list(read_records(folder, "target"))
-    assert [(one.tokens, one.prompt) for one in found] == [(r.tokens, r.prompt) for r in RECORDS]
+    assert [one._replace(time=0) for one in found] == [one._replace(time=0) for one in RECORDS]
     assert all(abs(one.time - time.time()) < 60 for one in found)
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     again = Recorder(folder, "target", **LIMITS)
-    assert again.offer([1, 2], 1)
+    assert again.offer([1, 2], 1, 0.0)
     again.close()
     assert len(list(read_records(folder, "target"))) == 4
     assert erase(folder) == 2
@@ -73,7 +77,7 @@ def test_a_recorder_writes_what_it_is_given(folder: Path) -> None:
 def test_old_and_surplus_shards_go(folder: Path) -> None:
     recorder = Recorder(folder, "target", **{**LIMITS, "max_bytes": 8000})
     for number in range(40):  # two fill a shard of a thousand bytes
-        recorder.offer([number] * 100, 1)
+        recorder.offer([number] * 100, 1, 0.0)
     recorder.close()
     assert sum(path.stat().st_size for path in shards(folder)) <= 8000
     found = [record.tokens[0] for record in read_records(folder, "target")]
@@ -81,7 +85,7 @@ def test_old_and_surplus_shards_go(folder: Path) -> None:
     for path in shards(folder):
         os.utime(path, (0, 0))
     again = Recorder(folder, "target", **LIMITS)
-    again.offer([7, 7], 1)
+    again.offer([7, 7], 1, 0.0)
     again.close()
     assert [record.tokens for record in read_records(folder, "target")] == [[7, 7]]
 
@@ -90,7 +94,7 @@ def test_a_full_queue_drops(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(recorders, "MAX_WAITING", 2)
     monkeypatch.setattr(Recorder, "_run", lambda _: None)
     recorder = Recorder(folder, "target", **LIMITS)
-    assert [recorder.offer([1], 0) for _ in range(3)] == [True, True, False]
+    assert [recorder.offer([1], 0, 0.0) for _ in range(3)] == [True, True, False]
     with pytest.raises(queue.Full):
         recorder._waiting.put_nowait(None)
 
@@ -103,10 +107,10 @@ def test_a_full_disk_ends_recording_alone(
 
     monkeypatch.setattr(Recorder, "_write", full)
     recorder = Recorder(folder, "target", **LIMITS)
-    assert recorder.offer([1, 2], 1)
+    assert recorder.offer([1, 2], 1, 0.0)
     while not recorder._is_broken:
         time.sleep(0.001)
-    assert not recorder.offer([1, 2], 1)
+    assert not recorder.offer([1, 2], 1, 0.0)
     recorder.close()
     assert "No space left on device; nothing more is recorded" in caplog.text
 

@@ -115,7 +115,8 @@ def test_answers_are_what_was_asked_for_with_drafts_and_without(plain: LLM) -> N
                 assert check(one.text), one.text
                 num_whole += 1
     assert num_whole >= 0.8 * sum(len(output.outputs) for output in expected[: len(demands)])
-    with LLM(method="ngram", max_num_seqs=5, max_model_len=512, page_size=8) as llm:
+    limits = {"max_num_seqs": 5, "max_model_len": 512, "page_size": 8}
+    with LLM(method="ngram", adaptive_speculation=False, **limits) as llm:
         assert essence(llm.generate(prompts, params, use_tqdm=False)) == essence(expected)
         assert llm.stats().num_accepted_forced_tokens > 0
         llm.engine.check_integrity()

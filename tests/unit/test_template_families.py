@@ -101,7 +101,8 @@ MISTRAL = """\
     {%- else %}{{- raise_exception("unknown role") }}{%- endif %}
 {%- endfor %}
 """
-# Qwen's: a system of its own, macros, reversed loops, previtem and nextitem, splitting of thinking.
+# Qwen's and Qwen3-Coder's: a system of its own, macros, reversed loops, keys of mappings, previtem
+# and nextitem, splitting of thinking.
 QWEN = """\
 {% macro listed(items, tag='required') %}
     {%- if items is defined and items is iterable and items is not string and items | length > 0 %}
@@ -130,6 +131,10 @@ QWEN = """\
         {%- for key, value in fields.items() if key not in ['type', 'enum'] %}
             {{- '<' ~ (key | replace("-", "_")) ~ '>' }}
             {{- (value | tojson | safe) if value is mapping else (value | string) }}
+        {%- endfor %}
+        {%- for key in fields if key not in ['type', 'enum'] %}
+            {%- set value, is_text = fields[key], fields[key] is string %}
+            {{- key ~ (value | tojson | safe if value is sequence and not is_text else value) }}
         {%- endfor %}
     {%- endfor %}
     {{- listed(tool.parameters.required) }}

@@ -549,10 +549,10 @@ def test_index_and_shards_disagree(tmp_path: Path) -> None:
     first, second = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
     right = {names[0]: first, names[1]: first, names[2]: second, names[3]: second}
     write_index(tmp_path, {**right, names[1]: second})
-    with pytest.raises(ConfigError, match=r"model-00001-of-00002.*holds model\.norm\.weight"):
+    with pytest.raises(ConfigError, match=r"model-00001-of-00002.*holds model\.norm\.weight.*anew"):
         checkpoint_files(tmp_path)
     write_index(tmp_path, {**right, "new": second})
-    with pytest.raises(ConfigError, match="lacks new"):
+    with pytest.raises(ConfigError, match=r"lacks new.*get both anew"):
         checkpoint_files(tmp_path)
     write_index(tmp_path, {**right, "new": "model-00003-of-00002.safetensors"})
     with pytest.raises(ConfigError, match=r"does not exist.*places new there"):
@@ -583,6 +583,8 @@ def test_mismatches_are_named(tmp_path: Path) -> None:
     assert f"{EMBED}: expected shape [6, 4] (from config.json), found [4, 6]" in shape
     eighth = message({**TENSORS, NORM: ("F8_E4M3", [4])})
     assert f"{NORM} is F8_E4M3, but neither config.json nor hf_quant_config.json says" in eighth
+    # Also where its scale has no place.
+    assert message({**TENSORS, NORM: ("F8_E4M3", [4]), "scale": ("F32", [1])}) == eighth
 
 
 def test_a_tied_model_may_ship_its_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "kernels/common/launch.cuh"
 #include "kernels/common/packs.cuh"
@@ -20,20 +19,36 @@ using namespace cuda;
 constexpr int kColumns = 8;      // of a thread
 constexpr int kSlotsAtOnce = 8;  // whose loads are under way together
 constexpr int kMaxThreads = 256;
+constexpr int kGatherWarps = 8;
+constexpr int kMinSlots = 2;  // of a ring
 
-/// A block for each place: the row of x that belongs there. A fence, so that what comes after it
-/// may read how pairs are sorted before its wait.
-__global__ void __launch_bounds__(kMaxThreads)
-    gather_kernel(const __nv_bfloat16* x, SortedPairs pairs, __nv_bfloat16* to, int width,
-                  int top_k) {
+/// A warp for each place: the row of x that belongs there. A fence, so that what comes after it may
+/// read how pairs are sorted before its wait.
+__global__ void __launch_bounds__(32 * kGatherWarps)
+    gather_kernel(const __nv_bfloat16* x, SortedPairs pairs, __nv_bfloat16* to, int num_pairs,
+                  int width, int top_k) {
+  constexpr int kAtOnce = 8;  // packs of a lane that are under way together
+  constexpr int kStride = 32 * kColumns;
+  const int lane = threadIdx.x % 32;
+  const int64_t place = blockIdx.x * kGatherWarps + threadIdx.x / 32;
   wait_for_previous_kernel();
   allow_next_kernel();
-  const int64_t place = blockIdx.x;
+  // A place that is not taken has what lay there.
+  const int pair = place < num_pairs ? __ldcg(pairs.pair + place) : 0;
   if (place >= __ldcg(pairs.num_places)) return;
-  const int64_t row = __ldcg(pairs.pair + place) / top_k;
-  for (int column = threadIdx.x * kColumns; column < width; column += blockDim.x * kColumns) {
-    store_pack(to + place * width + column,
-               load_pack<Bf16Pack<kColumns>>(x + row * width + column));
+  const __nv_bfloat16* const from = x + int64_t{pair / top_k} * width;
+  for (int first = lane * kColumns; first < width; first += kAtOnce * kStride) {
+    Bf16Pack<kColumns> packs[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int column = first + i * kStride;
+      if (column < width) packs[i] = load_pack<Bf16Pack<kColumns>>(from + column);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int column = first + i * kStride;
+      if (column < width) store_pack(to + place * width + column, packs[i]);
+    }
   }
 }
 
@@ -105,23 +120,27 @@ int blocks_bytes(int bytes, bool is_gate_up) {
   return is_gate_up && bytes <= half ? half + 128 : bytes;
 }
 
+/// In steps.
+int longest_chain(const PackedLinear& weight) {
+  return std::max(1, ceil_div(longest_split(weight), kLinearChains));
+}
+
 template <WeightForm kForm, int kTiles, bool kIsGateUp>
 int launch_products(ExpertsJob job, void* stream) {
   constexpr auto kKernel = experts_kernel<kForm, kTiles, kIsGateUp>;
   const int error =
       per_device([] { return prepare_shared(kKernel, device_limits().shared_per_block); });
   if (error != cudaSuccess) return error;
-  job.chain_steps = std::max(1, ceil_div(longest_split(job.weights.first), kLinearChains));
+  job.chain_steps = longest_chain(job.weights.first);
   job.num_scales = job.weights.first.num_scales();
-  job.chunk_units = std::gcd(4, job.weights.first.num_outputs / kLinearUnit);
   constexpr int kSlotBytes = WeightRing<kForm>::kSlotBytes;
   const auto bytes = [&] {
-    return ExpertsShared(kSlotBytes, SumLayout<kTiles>::kBytes, kTiles, job).total;
+    return ExpertsShared(kSlotBytes, ExpertSums<kTiles>::kBytes, kTiles, job).total;
   };
   job.num_slots = is_e4m3(kForm) ? 8 : 4;  // longer rings hold up the activations
   job.num_buffers = kIsGateUp && job.num_rows <= kFewRows ? 1 : 2;
   if (bytes() > shared_limit()) job.num_buffers = 1;
-  while (bytes() > shared_limit() && job.num_slots > 2) --job.num_slots;
+  while (bytes() > shared_limit() && job.num_slots > kMinSlots) --job.num_slots;
   if (bytes() > shared_limit()) return cudaErrorInvalidValue;
   return launch(kKernel, dim3(num_sms()), dim3(kStreamThreads), blocks_bytes(bytes(), kIsGateUp),
                 stream, job);
@@ -137,19 +156,33 @@ int launch_products(const ExpertsJob& job, int num_tiles, void* stream) {
       case 2:
         return launch_products<kForm, 2, kIsGateUp>(job, stream);
       default:
-        return launch_products<kForm, 3, kIsGateUp>(job, stream);
+        return launch_products<kForm, 4, kIsGateUp>(job, stream);
     }
   });
 }
 
-/// It decides speed alone: tiles that hold about what an expert gets, if rows are spread evenly and
-/// an expert's inputs fit.
+/// Whether a block holds a segment of so many tiles, beside the shortest ring.
+bool fits(const PackedLinear& weight, int num_tiles) {
+  ExpertsJob job{};
+  job.num_slots = kMinSlots;
+  job.num_buffers = 1;
+  job.chain_steps = longest_chain(weight);
+  return with_form(weight, [&](auto form) {
+    constexpr int kSlotBytes = WeightRing<decltype(form)::value>::kSlotBytes;
+    const int sum_bytes = num_tiles * ExpertSums<1>::kBytes;
+    return ExpertsShared(kSlotBytes, sum_bytes, num_tiles, job).total <= shared_limit();
+  });
+}
+
+/// Tiles of a segment, 1, 2 or 4. It decides speed alone: as many as all rows take, if they fit,
+/// since an expert's weights are read again for every segment.
 int tiles_for(const ExpertsParams& params) {
-  const int mean = params.num_rows * params.top_k / params.down.count;
-  const int num_tiles = mean <= 1 || params.num_rows <= kFewRows ? 1 : mean <= 4 ? 2 : 3;
-  constexpr int kTileInputs = 8192;  // of all tiles together
-  const int inputs = std::max(params.gate_up.first.num_inputs, params.down.first.num_inputs);
-  return std::clamp(kTileInputs / inputs, 1, num_tiles);
+  int num_tiles = params.num_rows <= kFewRows ? 1 : params.num_rows <= 2 * kFewRows ? 2 : 4;
+  while (num_tiles > 1 &&
+         !(fits(params.gate_up.first, num_tiles) && fits(params.down.first, num_tiles))) {
+    num_tiles /= 2;
+  }
+  return num_tiles;
 }
 
 bool is_legal(const ExpertsParams& params) {
@@ -164,7 +197,7 @@ bool is_legal(const ExpertsParams& params) {
          gate_up.num_outputs == 2 * down.num_inputs && gate_up.num_inputs == down.num_outputs &&
          params.gate_up.count == params.down.count && params.down.count <= kMaxExperts &&
          params.top_k >= 1 && params.top_k <= std::min(kMaxTopExperts, params.down.count) &&
-         are_aligned(params.x, params.out, params.workspace);
+         are_aligned(params.x, params.out, params.expert, params.workspace);
 }
 
 /// The kernels of a layer's experts, one after the other.
@@ -226,9 +259,9 @@ class ExpertsLaunch {
   int multiply_in_tiles() {
     int error = sort(kTileRows);
     if (error != cudaSuccess) return error;
-    error = launch(gather_kernel, dim3(num_pairs_), dim3(num_threads_), 0, stream_,
-                   static_cast<const __nv_bfloat16*>(params_.x), pairs_, hidden_, width_,
-                   params_.top_k);
+    error = launch(gather_kernel, dim3(ceil_div(num_pairs_, kGatherWarps)), dim3(32 * kGatherWarps),
+                   0, stream_, static_cast<const __nv_bfloat16*>(params_.x), pairs_, hidden_,
+                   num_pairs_, width_, params_.top_k);
     if (error != cudaSuccess) return error;
     error = multiply_tiles({params_.gate_up, hidden_, inner_, pairs_, num_pairs_}, stream_);
     if (error != cudaSuccess) return error;

@@ -38,16 +38,13 @@ struct ExpertItem {
 
 class Segments {
  public:
-  /// `chunk_units`: a divisor of num_units.
   __device__ __forceinline__ Segments(const SortedPairs& pairs, const FewRowsTable& few,
-                                      int num_rows, int segment_rows, int num_units,
-                                      int chunk_units)
+                                      int num_rows, int segment_rows, int num_units)
       : pairs_(pairs),
         few_(few),
         num_rows_(num_rows),
         segment_rows_(segment_rows),
-        num_units_(num_units),
-        chunk_units_(chunk_units) {
+        num_units_(num_units) {
     const int num_segments = has_few_rows() ? few.num_segments : __ldcg(pairs.num_segments);
     const int64_t all_units = int64_t{num_segments} * num_units;
     begin_ = static_cast<int>(all_units * blockIdx.x / gridDim.x);
@@ -59,12 +56,10 @@ class Segments {
   __device__ __forceinline__ int begin() const { return begin_; }
   __device__ __forceinline__ int end() const { return end_; }
 
-  /// The item that begins at a place of the share. Where an expert has several segments, they take
-  /// turns after every few units: so each finds the weights of the one before in the cache.
+  /// The item that begins at a place of the share.
   __device__ __forceinline__ ExpertItem item(int at) const {
     const int segment = at / num_units_;
     ExpertItem item;
-    int local = at - segment * num_units_, left = num_units_ - local;
     if (has_few_rows()) {
       item.expert = few_.expert[segment];
       item.first_place = segment * kFewRows;
@@ -72,22 +67,12 @@ class Segments {
     } else {
       const int4 words = __ldcg(reinterpret_cast<const int4*>(pairs_.segment + segment));
       const ExpertRange range = {words.x, words.y, words.z, words.w};
-      const int num_segments =
-          (range.last_pair - range.first_pair + segment_rows_ - 1) / segment_rows_;
-      int turn = 0;
-      if (num_segments > 1) {
-        const int of_expert = at - range.first_segment * num_units_;
-        const int chunk = of_expert / chunk_units_, of_chunk = of_expert % chunk_units_;
-        turn = chunk % num_segments;
-        local = chunk / num_segments * chunk_units_ + of_chunk;
-        left = chunk_units_ - of_chunk;
-      }
       item.expert = range.expert;
-      item.first_place = range.first_pair + turn * segment_rows_;
+      item.first_place = range.first_pair + (segment - range.first_segment) * segment_rows_;
       item.num_rows = min(segment_rows_, range.last_pair - item.first_place);
     }
-    item.first_unit = local;
-    item.last_unit = local + min(left, end_ - at);
+    item.first_unit = at - segment * num_units_;
+    item.last_unit = min(num_units_, item.first_unit + end_ - at);
     return item;
   }
 
@@ -100,7 +85,7 @@ class Segments {
  private:
   const SortedPairs& pairs_;
   const FewRowsTable& few_;
-  int num_rows_, segment_rows_, num_units_, chunk_units_, begin_, end_;
+  int num_rows_, segment_rows_, num_units_, begin_, end_;
 };
 
 /// Before the first block reads it; every thread calls it.

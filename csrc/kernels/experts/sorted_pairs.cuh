@@ -40,6 +40,28 @@ __device__ __forceinline__ void add_counts(ExpertCounts* counts, int num_layers,
 }
 
 inline constexpr int kSortThreads = 256;
+inline constexpr int kSortAtOnce = 8;  // pairs that a thread reads together
+
+/// The experts of pairs [first, end), as far as they are read together; -1 from there on. `first`
+/// is a multiple of kSortAtOnce.
+__device__ __forceinline__ void read_experts(int (&found)[kSortAtOnce], const int32_t* expert,
+                                             int first, int end) {
+  if (first + kSortAtOnce <= end) {
+#pragma unroll
+    for (int k = 0; k < kSortAtOnce; k += 4) {
+      const int4 four = __ldcg(reinterpret_cast<const int4*>(expert + first + k));
+      found[k] = four.x;
+      found[k + 1] = four.y;
+      found[k + 2] = four.z;
+      found[k + 3] = four.w;
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < kSortAtOnce; ++k) {
+      found[k] = first + k < end ? __ldcg(expert + first + k) : -1;
+    }
+  }
+}
 
 /// The sum over the block's threads; `shared`: a number for each warp. All threads call it.
 __device__ __forceinline__ int add_in_block(int value, int* shared) {
@@ -58,22 +80,21 @@ __device__ __forceinline__ int add_in_block(int value, int* shared) {
 static __global__ void __launch_bounds__(kSortThreads)
     sort_pairs_kernel(const int32_t* expert, int num_pairs, int segment_rows, SortedPairs to) {
   allow_next_kernel();
-  constexpr int kAtOnce = 8;  // that are read together
   __shared__ int counts[kMaxExperts], shared[kSortThreads / 32];
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int of = blockIdx.x, num_experts = gridDim.x;
   for (int e = thread; e < num_experts; e += kSortThreads) counts[e] = 0;
-  const int share = (num_pairs + kSortThreads - 1) / kSortThreads;
+  constexpr int kStride = kSortThreads * kSortAtOnce;
+  const int share = (num_pairs + kStride - 1) / kStride * kSortAtOnce;
   const int begin = min(thread * share, num_pairs), end = min(begin + share, num_pairs);
   __syncthreads();
   wait_for_previous_kernel();
   int own = 0;
-  for (int i = begin; i < end; i += kAtOnce) {
-    int found[kAtOnce];
+  for (int i = begin; i < end; i += kSortAtOnce) {
+    int found[kSortAtOnce];
+    read_experts(found, expert, i, end);
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) found[k] = i + k < end ? __ldcg(expert + i + k) : -1;
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
+    for (int k = 0; k < kSortAtOnce; ++k) {
       if (found[k] >= 0) atomicAdd(&counts[found[k]], 1);
       own += found[k] == of;
     }
@@ -114,12 +135,11 @@ static __global__ void __launch_bounds__(kSortThreads)
   __syncthreads();
   at += pairs_before - own;
   for (int w = 0; w < warp; ++w) at += shared[w];
-  for (int i = begin; i < end && own > 0; i += kAtOnce) {
-    int found[kAtOnce];
+  for (int i = begin; i < end && own > 0; i += kSortAtOnce) {
+    int found[kSortAtOnce];
+    read_experts(found, expert, i, end);
 #pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) found[k] = i + k < end ? __ldcg(expert + i + k) : -1;
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
+    for (int k = 0; k < kSortAtOnce; ++k) {
       if (found[k] != of) continue;
       to.pair[at] = i + k;
       to.place[i + k] = at++;

@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/launch.cuh"
 #include "kernels/experts/chain_rows.cuh"
@@ -26,7 +27,6 @@ struct ExpertsJob {
   const int32_t* expert;  // [num_rows, top_k]
   SortedPairs pairs;      // of more than kFewRows rows
   int num_rows, top_k;
-  int chunk_units = 0;  // see Segments
   int num_slots = 0;    // of a warp's WeightRing
   int num_buffers = 0;  // of a warp's activations: with two, the next segment's come in time
   int chain_steps = 0;  // of the longest chain
@@ -56,7 +56,9 @@ class ExpertActivations {
                                                uint32_t shared, int lane)
       : job_(job), chain_(chain), shared_(shared), lane_(lane) {}
 
-  __device__ __forceinline__ ChainRows<kTiles> rows(int buffer) const {
+  /// Of a segment that has kCount tiles, or the first ones.
+  template <int kCount = kTiles>
+  __device__ __forceinline__ ChainRows<kCount> rows(int buffer) const {
     const int buffer_bytes = kStreamWarps * activation_bytes(kTiles, job_.chain_steps);
     return {shared_ + buffer * buffer_bytes, job_.chain_steps, lane_};
   }
@@ -174,6 +176,19 @@ __device__ __forceinline__ void multiply_chain(ChainSums<kForm, kTiles>& sums,
   }
 }
 
+/// Calls run(n) with the number of tiles that so many rows take, at most kMost.
+template <int kMost, typename Run>
+__device__ __forceinline__ void with_tiles(int num_rows, const Run& run) {
+  if constexpr (kMost > 1) {
+    if (num_rows <= 8 * (kMost - 1)) return with_tiles<kMost - 1>(num_rows, run);
+  }
+  run(std::integral_constant<int, kMost>{});
+}
+
+/// The chains' sums of a unit; those of 8 kTiles rows have room.
+template <int kTiles>
+using ExpertSums = SumLayout<kTiles, 2>;
+
 /// Rows that a thread writes an output of, one after the other: row thread / 16 and 16 rows on.
 template <int kTiles>
 inline constexpr int kWritePasses =
@@ -196,14 +211,13 @@ __device__ __forceinline__ void write_unit(const ExpertsJob& job, const PackedLi
                                            const ExpertItem& item, int unit,
                                            const int (&pairs)[kWritePasses<kTiles>],
                                            const float* sums) {
-  using Sums = SumLayout<kTiles>;
-  constexpr int kElements = Sums::kRows * kLinearUnit;
+  using Sums = ExpertSums<kTiles>;
   constexpr int kPasses = kWritePasses<kTiles>;
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     const int element = pass * kStreamThreads + threadIdx.x;
-    if (element >= kElements) break;  // the whole warp
     const int row = element / kLinearUnit, output = element % kLinearUnit;
+    if (row / 2 * 2 >= item.num_rows) break;  // the whole warp, which has two rows
     const int place = item.first_place + row;
     const int pair = pairs[pass];
     const float* from = sums + row * Sums::kPitch + output;
@@ -230,7 +244,7 @@ template <WeightForm kForm, int kTiles, bool kIsGateUp>
 __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
     experts_kernel(ExpertsJob job) {
   if constexpr (!kIsGateUp) allow_next_kernel();
-  using Sums = SumLayout<kTiles>;
+  using Sums = ExpertSums<kTiles>;
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // in a uniform register
   const int lane = threadIdx.x % 32;
   constexpr int kSlotBytes = WeightRing<kForm>::kSlotBytes;
@@ -261,7 +275,7 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
   }
   __syncthreads();
   const Segments segments(job.pairs, few, job.num_rows, Sums::kRows,
-                          shape.num_outputs / kLinearUnit, job.chunk_units);
+                          shape.num_outputs / kLinearUnit);
   ExpertFeed<kForm> feed(job.weights, segments, chain);
 #pragma unroll 1
   for (int slot = 0; slot < job.num_slots; ++slot) feed.fill(ring, slot);
@@ -281,7 +295,6 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
     int pairs[kWritePasses<kTiles>];
     find_pairs<kTiles>(pairs, segments, item);
     wait_for_rows();
-    const ChainRows<kTiles> rows = activations.rows(buffer);
     at_unit += item.num_units();
     const bool has_next = at_unit < segments.end();
     ExpertItem next = item;
@@ -292,9 +305,13 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
     if constexpr (is_e4m3(kForm)) weight.scales += int64_t{item.expert} * job.num_scales;
 #pragma unroll 1
     for (int unit = item.first_unit; unit < item.last_unit; ++unit) {
-      ChainSums<kForm, kTiles> chain_sums;
-      multiply_chain(chain_sums, weight, chain, unit, ring, feed, rows, lane);
-      store_sums<Sums>(own_sums + sum_buffer * Sums::kBufferFloats, chain_sums.whole(), lane);
+      with_tiles<kTiles>(item.num_rows, [&](auto tiles) {
+        constexpr int kCount = decltype(tiles)::value;
+        ChainSums<kForm, kCount> chain_sums;
+        multiply_chain(chain_sums, weight, chain, unit, ring, feed,
+                       activations.template rows<kCount>(buffer), lane);
+        store_sums<Sums>(own_sums + sum_buffer * Sums::kBufferFloats, chain_sums.whole(), lane);
+      });
       __syncthreads();
       write_unit<kForm, kTiles, kIsGateUp>(job, weight, item, unit, pairs,
                                            sums + sum_buffer * Sums::kBufferFloats);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <memory>
+
 #include "kernels/common/exec.h"
 #include "model/parts/decoder_layer.h"
 #include "model/weights/buffer.h"
@@ -30,6 +32,14 @@ class DecoderModel {
 
   Weights& weights() { return weights_; }
   const Tensors& tensors() const { return tensors_; }
+  /// Room for other weights, which `Weights::exchange` puts in the place of these.
+  std::unique_ptr<Weights> make_spare() const {
+    auto spare =
+        std::make_unique<Weights>(weights_.device(), weight_bytes(config_, weights_.device()));
+    Tensors(*spare, config_);
+    spare->become_spare();
+    return spare;
+  }
 
   /// Bytes, known before anything is allocated.
   static size_t weight_bytes(const Config& config, Device device) {

@@ -73,6 +73,23 @@ void check_tensor(const std::string& name, const std::vector<int64_t>& shape,
                      " holds NaN, codes 0x7F or 0xFF; get the checkpoint anew");
 }
 
+/// The tokens of a map's entries. Throws ArgumentError unless they rise within [0, vocab_size).
+std::vector<int32_t> ids_of(const std::string& name, std::span<const int64_t> offsets,
+                            int vocab_size) {
+  std::vector<int32_t> ids;
+  for (size_t i = 0; i < offsets.size(); ++i) {
+    const int64_t id = static_cast<int64_t>(i) + offsets[i];
+    OPENSPEC_CHECK_ARG(id >= 0 && id < vocab_size, "tensor ", name, ": entry ", i,
+                       " stands for token ", id, ", the target has ", vocab_size,
+                       "; its values are offsets: id = entry + value");
+    OPENSPEC_CHECK_ARG(ids.empty() || id > ids.back(), "tensor ", name, ": entry ", i,
+                       " stands for token ", id, ", which does not rise; its values are ",
+                       "offsets: id = entry + value");
+    ids.push_back(static_cast<int32_t>(id));
+  }
+  return ids;
+}
+
 /// Numbers of the tensor of scales that a tensor of `outputs` of the matrix has.
 size_t num_scale_values(const PackedLinear& matrix, const TensorScale& scale, Part outputs) {
   const auto num_values = static_cast<size_t>(num_elements(scale.shape));
@@ -114,11 +131,17 @@ void* Weights::take_numbers(const std::string& name, size_t bytes, DType dtype) 
   return data;
 }
 
+size_t Weights::slice_bytes() const { return is_spare_ ? kSpareSliceBytes : kStagingBytes; }
+
 void Weights::put(void* to, const void* from, size_t bytes) {
-  if (device_ == Device::kCuda) {
-    device::copy_to_device(to, from, bytes, nullptr);
-  } else {
+  if (device_ != Device::kCuda) {
     std::memcpy(to, from, bytes);
+    return;
+  }
+  for (size_t done = 0; done < bytes; done += slice_bytes()) {
+    device::copy_to_device(static_cast<std::byte*>(to) + done,
+                           static_cast<const std::byte*>(from) + done,
+                           std::min(slice_bytes(), bytes - done), nullptr);
   }
 }
 
@@ -166,8 +189,8 @@ void Weights::pack_rows(const PackedLinear& shape, const void* rows, int first_o
     return;
   }
 #ifdef OPENSPEC_CUDA
-  if (staging_.bytes() == 0) staging_ = Buffer(kStagingBytes, Memory::kDevice);
-  const int most_rows = static_cast<int>(kStagingBytes / row_bytes);
+  if (staging_.bytes() == 0) staging_ = Buffer(slice_bytes(), Memory::kDevice);
+  const int most_rows = static_cast<int>(slice_bytes() / row_bytes);
   for (int row = 0; row < num_rows; row += most_rows) {
     const int count = std::min(most_rows, num_rows - row);
     const auto* from = static_cast<const std::byte*>(rows) + static_cast<size_t>(row) * row_bytes;
@@ -456,21 +479,15 @@ Weights::TokenMap Weights::add_token_map(const std::string& name, int count, int
   auto* column_of = static_cast<int32_t*>(take(static_cast<size_t>(vocab_size) * sizeof(int32_t)));
   destinations_[name] = {
       {count}, {}, [this, name, token_of, column_of, vocab_size](std::span<const int64_t> offsets) {
-        std::vector<int32_t> ids, columns(static_cast<size_t>(vocab_size), -1);
-        for (size_t i = 0; i < offsets.size(); ++i) {
-          const int64_t id = static_cast<int64_t>(i) + offsets[i];
-          OPENSPEC_CHECK_ARG(id >= 0 && id < vocab_size, "tensor ", name, ": entry ", i,
-                             " stands for token ", id, ", the target has ", vocab_size,
-                             "; its values are offsets: id = entry + value");
-          OPENSPEC_CHECK_ARG(ids.empty() || id > ids.back(), "tensor ", name, ": entry ", i,
-                             " stands for token ", id, ", which does not rise; its values are ",
-                             "offsets: id = entry + value");
-          ids.push_back(static_cast<int32_t>(id));
-          columns[static_cast<size_t>(id)] = static_cast<int32_t>(i);
+        const std::vector<int32_t> ids = ids_of(name, offsets, vocab_size);
+        std::vector<int32_t> columns(static_cast<size_t>(vocab_size), -1);
+        for (size_t i = 0; i < ids.size(); ++i) {
+          columns[static_cast<size_t>(ids[i])] = static_cast<int32_t>(i);
         }
         put(token_of, ids.data(), ids.size() * sizeof(int32_t));
         put(column_of, columns.data(), columns.size() * sizeof(int32_t));
       }};
+  destinations_[name].map_vocab_size = vocab_size;
   return {token_of, column_of};
 }
 
@@ -524,15 +541,33 @@ void Weights::load_stacked(const std::string& name, const void* data, size_t byt
 }
 
 void Weights::load_offsets(const std::string& name, std::span<const int64_t> offsets) {
+  check_offsets(name, offsets);
+  Destination& destination = destinations_.at(name);
+  const auto use = use_device();
+  destination.store_offsets(offsets);
+  destination.loaded = true;
+}
+
+const Weights::Destination& Weights::destination_of(const std::string& name) const {
   const auto found = destinations_.find(name);
-  OPENSPEC_CHECK_ARG(found != destinations_.end() && found->second.store_offsets, "tensor ", name,
-                     " must not be of integers");
-  const int64_t expected = num_elements(found->second.shape);
+  OPENSPEC_CHECK_ARG(found != destinations_.end(), "tensor ", name, " is not part of the model");
+  return found->second;
+}
+
+bool Weights::check(const std::string& name, const void* data, size_t bytes, DType dtype) const {
+  const Destination& destination = destination_of(name);
+  OPENSPEC_CHECK_ARG(!destination.store_offsets, "tensor ", name, " must be of integers");
+  check_tensor(name, destination.shape, destination.matrix_type, data, bytes, dtype);
+  return dtype == DType::kE4M3 || is_finite_cpu({data, bytes, dtype});
+}
+
+void Weights::check_offsets(const std::string& name, std::span<const int64_t> offsets) const {
+  const Destination& destination = destination_of(name);
+  OPENSPEC_CHECK_ARG(destination.store_offsets, "tensor ", name, " must not be of integers");
+  const int64_t expected = num_elements(destination.shape);
   OPENSPEC_CHECK_ARG(static_cast<int64_t>(offsets.size()) == expected, "tensor ", name, " has ",
                      offsets.size(), " entries, expected ", expected);
-  const auto use = use_device();
-  found->second.store_offsets(offsets);
-  found->second.loaded = true;
+  ids_of(name, offsets, destination.map_vocab_size);
 }
 
 void Weights::finish_loading() {
@@ -547,8 +582,48 @@ void Weights::finish_loading() {
   }
   const auto use = use_device();
   if (device_ == Device::kCuda) device::synchronize(nullptr);
-  staging_ = Buffer();
+  if (!is_spare_) staging_ = Buffer();
   packers_.reset();
+}
+
+void Weights::become_spare() {
+  OPENSPEC_CHECK(stacks_.empty(), "a head has no stacks");
+  is_spare_ = true;
+  num_threads_ = 1;
+  const auto use = use_device();
+  if (device_ != Device::kCuda) return;
+  staging_ = Buffer(kSpareSliceBytes, Memory::kDevice);
+  exchanged_.emplace();
+}
+
+void Weights::begin_loading() {
+  if (exchanged_) exchanged_->wait();
+  for (auto& [name, destination] : destinations_) destination.loaded = false;
+}
+
+void Weights::exchange(Weights& spare, const ExecContext& exec) {
+  OPENSPEC_CHECK(spare.is_spare_ && spare.num_taken_ == num_taken_, "the spare has another plan");
+  constexpr size_t kHostSliceBytes = size_t{1} << 20;
+  const size_t most_bytes = device_ == Device::kCpu ? kHostSliceBytes : kSpareSliceBytes;
+  const auto slices = static_cast<int64_t>((num_taken_ + most_bytes - 1) / most_bytes);
+  const auto exchange_slice = [&](int64_t slice) {
+    const size_t first = static_cast<size_t>(slice) * most_bytes;
+    const size_t bytes = std::min(most_bytes, num_taken_ - first);
+    std::byte *mine = buffer_.at(first), *other = spare.buffer_.at(first);
+    if (device_ == Device::kCpu) {
+      std::swap_ranges(mine, mine + bytes, other);
+      return;
+    }
+    device::copy_on_device(spare.staging_.data(), mine, bytes, exec.stream);
+    device::copy_on_device(mine, other, bytes, exec.stream);
+    device::copy_on_device(other, spare.staging_.data(), bytes, exec.stream);
+  };
+  if (device_ == Device::kCpu) {
+    exec.pool->parallel_for(slices, exchange_slice);
+  } else {
+    for (int64_t slice = 0; slice < slices; ++slice) exchange_slice(slice);
+    spare.exchanged_->record(exec.stream);
+  }
 }
 
 std::vector<std::string> Weights::non_finite() const {

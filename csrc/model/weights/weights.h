@@ -43,6 +43,7 @@ class Weights {
     return counted.num_taken_;
   }
 
+  Device device() const { return device_; }
   /// Which tensors of the matrices that are added come as codes; the caller's.
   void expect_quantized(const QuantizedTensors& tensors) { quantized_ = &tensors; }
   bool is_quantized(const std::string& name) const { return scale_of(name) != nullptr; }
@@ -103,6 +104,25 @@ class Weights {
   /// matrix are named together.
   std::vector<std::string> non_finite() const;
 
+  /// Makes these a spare of others that steps read: they may be loaded again and again, by a thread
+  /// beside the steps, and take the others' place. From here on nothing is allocated: what is
+  /// copied to a device goes in slices of this size, which is what a spare has on top.
+  static constexpr size_t kSpareSliceBytes = size_t{8} << 20;
+  void become_spare();
+  /// What it takes for weights of so many bytes.
+  static size_t spare_bytes(Device device, size_t bytes) {
+    return bytes + (device == Device::kCuda ? kSpareSliceBytes : 0);
+  }
+  /// All tensors are to be given again. Waits for the exchange before.
+  void begin_loading();
+  /// Throws what `load` would; false: the tensor has a NaN or an infinite number. Stores nothing.
+  bool check(const std::string& name, const void* data, size_t bytes, DType dtype) const;
+  void check_offsets(const std::string& name, std::span<const int64_t> offsets) const;
+  /// These and a spare of the same plan, which nobody loads just then, have each other's content.
+  /// Where they lie stays. On CUDA enqueued: whatever runs before reads the old content, whatever
+  /// is enqueued later the new, since a copy on the device does not overlap its neighbours.
+  void exchange(Weights& spare, const ExecContext& exec);
+
  private:
   /// Makes the weights' device the current one.
   std::optional<device::Use> use_device() const {
@@ -117,6 +137,7 @@ class Weights {
     std::vector<int64_t> shape;
     std::vector<Store> stores;
     StoreOffsets store_offsets = nullptr;
+    int map_vocab_size = 0;                           // of a token map: what its ids are below
     std::optional<DType> matrix_type = std::nullopt;  // the only one that a matrix may come as
     bool loaded = false;
   };
@@ -152,6 +173,9 @@ class Weights {
   /// Room for numbers that `non_finite` looks at.
   void* take_numbers(const std::string& name, size_t bytes, DType dtype);
   void put(void* to, const void* from, size_t bytes);
+  size_t slice_bytes() const;
+  /// Throws ArgumentError if there is no such tensor.
+  const Destination& destination_of(const std::string& name) const;
   void clear(void* to, size_t bytes);
   /// `rows` [num_rows, whole_inputs] of the shape's format become rows from `first_output` on of
   /// what is here.
@@ -170,7 +194,10 @@ class Weights {
   std::map<std::string, Destination> destinations_;
   std::map<std::string, Stack> stacks_;
   std::vector<std::pair<std::string, NumberArea>> numbers_;
-  // While loading: on CUDA rows on their way into a packed matrix, on the host who packs.
+  bool is_spare_ = false;
+  std::optional<device::Event> exchanged_;  // a spare's: what was enqueued last has been done
+  // While loading, a spare's always: on CUDA rows on their way into a packed matrix; on the host
+  // who packs.
   Buffer staging_;
   std::unique_ptr<ThreadPool> packers_;
 };

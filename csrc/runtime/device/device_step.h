@@ -35,6 +35,9 @@ class DeviceStep final : public StepBackend {
   void refresh_drafter() override {
     ranks_.each([](RankStep& rank) { rank.refresh_drafter(); });
   }
+  void exchange_drafter() override {
+    ranks_.each([](RankStep& rank) { rank.exchange_drafter(); });
+  }
   void await_slot(int slot) override;
   void add_sequence(int slot) override;
   void restore_sequence(int slot) override;
@@ -53,6 +56,9 @@ class DeviceStep final : public StepBackend {
   std::vector<float> last_logits() override { return probe_.logits(); }
   std::vector<float> last_features() override {
     return probe_.features(static_cast<int>(capture_layers_.size()));
+  }
+  const void* features_on_device() const override {
+    return ranks_.first().stages().captured().data();
   }
   std::vector<Draft> last_drafts() override { return probe_.drafts(); }
 

@@ -36,6 +36,7 @@ class RankStep {
   /// Launches steps of several sizes that are not recorded.
   void launch_larger();
   void refresh_drafter() { context_.drafter.refresh(stages_.exec()); }
+  void exchange_drafter() { context_.drafter.exchange(stages_.exec()); }
   bool has_graphs() const { return !graphs_.empty(); }
 
   /// A step is begun, run and ended. A step with a grammar in it is run by MaskedSteps.

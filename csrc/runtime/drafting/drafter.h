@@ -87,6 +87,10 @@ class Drafter {
 
   /// Its own weights, to be loaded like the target's; null: it has none. From `attach` on.
   virtual Weights* weights() { return nullptr; }
+  /// Others, which may be loaded beside steps; null: there is no room for such. From `attach` on.
+  virtual Weights* spare_weights() { return nullptr; }
+  /// Between steps, as `refresh`: the spare weights and its own take each other's place.
+  virtual void exchange(const ExecContext&) {}
   /// Called once before anything else, with the target that it may share tensors with and its
   /// layers of the page pool. Here memory is taken: a drafter is also made only to ask for its
   /// needs.

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -132,10 +133,16 @@ template <typename Model>
 class HeadDrafter : public NetworkDrafter {
  public:
   Weights* weights() final { return model_ ? &model_->weights() : nullptr; }
+  Weights* spare_weights() final { return spare_.get(); }
+  void exchange(const ExecContext& exec) final {
+    model_->weights().exchange(*spare_, exec);
+    take_over(exec);
+  }
   void attach(const TargetModel& target, std::span<const KvLayerView> kv_layers) override {
     target_ = target.shared();
     kv_.assign(kv_layers.begin(), kv_layers.end());
     model_.emplace(head_, config_.dtype, config_.device, limits_, config_.num_threads);
+    if (config_.has_spare_head) spare_ = model_->make_spare();
     if constexpr (requires { model_->tensors().token_map; }) {
       token_map_ = model_->tensors().token_map;
     }
@@ -153,12 +160,18 @@ class HeadDrafter : public NetworkDrafter {
     needs_.capture_layers = head_.capture_layers;
   }
 
+  /// Between steps: what was made of the weights before them is made of these.
+  virtual void take_over(const ExecContext&) {}
+
   /// Declares the head's layers and memory: once all else is planned.
   void declare_head(const ForwardLimits& limits) {
     limits_ = limits;
     needs_.state.kv_layers.assign(head_.layers.size(), {head_.num_kv_heads, head_.head_dim});
-    needs_.fixed_bytes =
-        Model::weight_bytes(head_, config_.device) +
+    const size_t weight_bytes = Model::weight_bytes(head_, config_.device);
+    if (config_.has_spare_head)
+      needs_.fixed_bytes = Weights::spare_bytes(config_.device, weight_bytes);
+    needs_.fixed_bytes +=
+        weight_bytes +
         Model::scratch_bytes(head_, config_.dtype, config_.device, limits, config_.num_threads) +
         planned_bytes();
   }
@@ -185,6 +198,7 @@ class HeadDrafter : public NetworkDrafter {
   typename Model::Geometry head_;
   ForwardLimits limits_;
   std::optional<Model> model_;
+  std::unique_ptr<Weights> spare_;  // null: there is room for the model's alone
   std::vector<KvLayerView> kv_;
   SharedTensors target_;
   Weights::TokenMap token_map_;  // of its vocabulary; null: the target's

@@ -29,6 +29,8 @@ void RunnerConfig::validate() const {
   positive("max_num_logits_rows", max_num_logits_rows);
   OPENSPEC_CHECK_ARG(device != Device::kCuda || page_size % 8 == 0,
                      "on CUDA page_size must be a multiple of 8, got ", page_size);
+  OPENSPEC_CHECK_ARG(!has_spare_head || num_ranks == 1,
+                     "draft heads take each other's place on one device, not on ", num_ranks);
   OPENSPEC_CHECK_ARG(max_draft_tokens >= 0, "max_draft_tokens must not be negative");
   OPENSPEC_CHECK_ARG(max_grammar_drafts >= 0, "max_grammar_drafts must not be negative");
   OPENSPEC_CHECK_ARG(max_copied_drafts >= 0, "max_copied_drafts must not be negative");

@@ -51,6 +51,7 @@ struct RunnerConfig {
   std::string method = "none";
   std::map<std::string, DrafterOption> method_options;  // what users set of the method
   std::optional<HeadSpec> head;                         // of methods that have one
+  bool has_spare_head = false;  // whether there is room for another such head's weights
   Acceptance acceptance = Acceptance::kMatch;
   bool adaptive = true;
   bool enable_prefix_caching = true;

@@ -60,6 +60,11 @@ class DraftPlanner {
   /// What came of a step that was planned here: `seconds` until it was collected, since the step
   /// before it was.
   void observe_time(const StepLease& lease, double seconds);
+  /// Another drafter works from here on: what its drafts bring is not known. What steps take is.
+  void forget_drafter() {
+    yield_.forget_tokens();
+    gates_ = {};
+  }
   /// What rows of a collected step have in common, if it was one of decoding alone.
   void observe_experts(const StepLease& lease);
   /// Null: the target has no experts.

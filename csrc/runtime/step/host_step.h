@@ -43,6 +43,7 @@ class HostStep final : public StepBackend {
   int num_steps_ahead() const override { return 0; }
   void prepare() override { context_.drafter.prepare(exec_); }
   void refresh_drafter() override { context_.drafter.refresh(exec_); }
+  void exchange_drafter() override { context_.drafter.exchange(exec_); }
   void copy(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void launch(StepLease& lease) override;
   void collect(StepLease&) override {}

@@ -57,6 +57,8 @@ class StepBackend {
   virtual void prepare() {}
   /// Drafter::refresh, after what was launched before.
   virtual void refresh_drafter() = 0;
+  /// Drafter::exchange, after what was launched before.
+  virtual void exchange_drafter() = 0;
 
   /// The slot's rows and parameters are about to be overwritten: returns once nobody reads them.
   virtual void await_slot(int /*slot*/) {}
@@ -103,6 +105,8 @@ class StepBackend {
   /// vocab_size], and the captured features [rows, num_captures * hidden_size].
   virtual std::vector<float> last_logits() = 0;
   virtual std::vector<float> last_features() = 0;
+  /// These features where they lie on a device, in bfloat16, until the next step; on the CPU null.
+  virtual const void* features_on_device() const { return nullptr; }
   /// Of the last step, for tests: what was proposed for each of its spans, before the row budget.
   virtual std::vector<Draft> last_drafts() = 0;
 

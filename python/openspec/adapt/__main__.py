@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openspec.adapt import compare, train
+from openspec.adapt import states, train
+from openspec.adapt.cycle import compare, run, shadow, watch
 from openspec.config import EngineConfig, parse_engine_args
 from openspec.errors import ConfigError, EngineError, RequestError, check_is_built
 from openspec.records.shards import erase
@@ -33,6 +34,18 @@ def _score(config: EngineConfig, own: compare.ScoreConfig) -> str:
     return "\n".join(compare.compare_heads(config, own))
 
 
+def _decide(config: EngineConfig, own: shadow.DecideConfig) -> str:
+    return "\n".join(shadow.decide_heads(config, own))
+
+
+def _run(config: EngineConfig, own: run.RunConfig) -> str:
+    return run.Turn(config, own).run().shown
+
+
+def _watch(_: EngineConfig, own: watch.WatchConfig) -> str:
+    return f"{watch.watch(own)} alarms"
+
+
 @dataclass(frozen=True)
 class EraseConfig:
     """Which records go."""
@@ -48,7 +61,11 @@ def _erase(config: EngineConfig, own: EraseConfig) -> str:
 
 
 COMMANDS = {
+    "run": Command(str(run.__doc__), run.RunConfig, _run),
     "train": Command(str(train.__doc__), train.TrainConfig, _train),
+    "decide": Command(str(shadow.__doc__), shadow.DecideConfig, _decide),
+    "watch": Command(str(watch.__doc__), watch.WatchConfig, _watch),
+    "states": Command(str(states.__doc__), states.StatesConfig, states.serve),
     "erase": Command("Removes what a server kept in a folder.", EraseConfig, _erase),
     "score": Command(str(compare.__doc__), compare.ScoreConfig, _score),
 }

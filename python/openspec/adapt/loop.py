@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 WEIGHT_DECAY, BETAS, MAX_NORM = 0.1, (0.9, 0.95), 1.0
 WARM_UP, DECAY_FROM = 0.03, 0.3  # shares of the time
 CHECKPOINT_S = 60.0
-WIDTH_OF_RATE = 320  # hidden size that a kind's learning rate is for
+MOST_MEASURED = 0.2  # of the time, so that training gets the most of it
 STATE, PROGRESS = "checkpoint.safetensors", "progress.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -50,7 +50,7 @@ class Schedule:
     max_steps: int | None
     rate: float
     measure_every: int | None
-    """Steps; None: about ten times in all."""
+    """Steps; None: ten times in all at most."""
 
     def progress(self, at: Progress) -> float:
         """Of the time, or of the steps where those come first; 1: it is over."""
@@ -79,30 +79,36 @@ class Trainer:
     """A head, its optimizer, and the folder of its checkpoints."""
 
     def __init__(
-        self, head: TrainableHead, ends: TargetEnds, schedule: Schedule, folder: Path, seed: int
+        self,
+        head: TrainableHead,
+        ends: TargetEnds,
+        schedule: Schedule,
+        folder: Path | None,
+        seed: int,
     ) -> None:
+        """Without a `folder` no checkpoints are written."""
         self.head, self.ends, self.schedule, self.folder = head, ends, schedule, folder
         self.at = Progress()
         self.optimizer = make_optimizer(head, schedule.rate)
         self.device = ends.embedding.device
         self.seed = seed
 
-    def resume(self) -> None:
-        """Goes on where the last checkpoint was written; from the beginning if there is none.
+    def resume(self, folder: Path) -> None:
+        """Goes on where a checkpoint was written; from the beginning if there is none.
 
         Raises:
             ConfigError: the checkpoint is another head's.
         """
-        if not (self.folder / STATE).is_file():
+        if not (folder / STATE).is_file():
             return
-        read = json.loads((self.folder / PROGRESS).read_text("utf-8"))
-        with safe_open(self.folder / STATE, framework="torch", device=str(self.device)) as file:
+        read = json.loads((folder / PROGRESS).read_text("utf-8"))
+        with safe_open(folder / STATE, framework="torch", device=str(self.device)) as file:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         wanted = {f"head.{name}": one.shape for name, one in self.head.named_parameters()}
         found = {name: one.shape for name, one in state.items() if name.startswith("head.")}
         if wanted != found:
             raise ConfigError(
-                f"--resume: the head in {self.folder} has other sizes; give the settings that it "
+                f"--resume: the head in {folder} has other sizes; give the settings that it "
                 "was begun with"
             )
         with torch.no_grad():
@@ -115,6 +121,8 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint; the one before it is there until this one is whole."""
+        if self.folder is None:
+            return
         state: dict[str, Tensor] = {}
         for name, parameter in self.head.named_parameters():
             state[f"head.{name}"] = parameter.detach()
@@ -141,15 +149,18 @@ class Trainer:
         supply = ahead(lessons(self.at.step))
         begin, before, saved_at = time.monotonic(), self.at.seconds, time.monotonic()
         losses: list[Tensor] = []
-        measured_at = 0.0
+        measured_at = time_measured = 0.0
         while True:
             progress = self.schedule.progress(self.at)
             is_first = not self.at.curve
-            if is_first or progress >= 1 or self._is_due(progress - measured_at):
-                measured_at = progress
+            share_measured = time_measured / max(1e-9, time.monotonic() - begin)
+            is_due = self._is_due(progress - measured_at, share_measured)
+            if is_first or progress >= 1 or is_due:
+                measured_at, measuring_since = progress, time.monotonic()
                 loss = float(torch.stack(losses).mean()) if losses else None
                 losses = []
                 value, said = measure()
+                time_measured += time.monotonic() - measuring_since
                 self._note(value, {"loss": loss, **said})
                 if value > self.at.best:
                     self.at.best = value
@@ -164,11 +175,11 @@ class Trainer:
                 saved_at = time.monotonic()
         self.save()
 
-    def _is_due(self, since: float) -> bool:
+    def _is_due(self, progress_since: float, share_measured: float) -> bool:
         every = self.schedule.measure_every
         if every is not None:
             return self.at.step > 0 and self.at.step % every == 0
-        return since >= 0.1
+        return progress_since >= 0.1 and share_measured <= MOST_MEASURED
 
     def _step(self, lesson: Lesson, progress: float) -> Tensor:
         rate = self.schedule.rate * rate_factor(progress)

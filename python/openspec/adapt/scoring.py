@@ -9,9 +9,10 @@ next not yet written gives the steps that the engine makes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -66,6 +67,14 @@ class Score:
     """Share of drafts at each place that were right, those before them right."""
 
 
+class Tally(NamedTuple):
+    """What drafts made of a text, or of several."""
+
+    steps: int
+    tokens: int
+    """That these steps made."""
+
+
 @torch.no_grad()
 def score(
     head: TrainableHead, ends: TargetEnds, texts: Sequence[ReadText], counts: Sequence[int]
@@ -78,7 +87,7 @@ def score(
     for count in counts:
         with mixed_precision(ends.embedding.device):
             hits = [chain_hits(text, head.drafts(text, ends, count)) for text in texts]
-        lengths[count] = mean_length(hits)
+        lengths[count] = length_of(map(walk, hits))
         if count == longest:
             by_place = conditional(hits, longest)
     return Score(lengths, by_place)
@@ -92,19 +101,28 @@ def chain_hits(text: ReadText, drafts: Tensor) -> list[int]:
     return hits
 
 
-def walk(hits: Sequence[int]) -> tuple[int, int]:
+def walk(hits: Sequence[int]) -> Tally:
     """Steps, and tokens made by them, from the first token that a drafter can follow."""
     at = steps = 0
     while at + 1 < len(hits):
         at += hits[at] + 1
         steps += 1
-    return steps, len(hits) - 1
+    return Tally(steps, len(hits) - 1)
 
 
-def mean_length(hits: Sequence[Sequence[int]]) -> float:
+def length_of(tallies: Iterable[Tally]) -> float:
     """Tokens of a step over all texts."""
-    walked = [walk(one) for one in hits]
-    return sum(tokens for _, tokens in walked) / max(1, sum(steps for steps, _ in walked))
+    steps, tokens = map(sum, zip(*tallies, strict=True))
+    return tokens / max(1, steps)
+
+
+@torch.no_grad()
+def tallies(
+    head: TrainableHead, ends: TargetEnds, texts: Sequence[ReadText], count: int
+) -> list[Tally]:
+    """Of each text, with `count` drafts at every step."""
+    with mixed_precision(ends.embedding.device):
+        return [walk(chain_hits(text, head.drafts(text, ends, count))) for text in texts]
 
 
 def conditional(hits: Sequence[Sequence[int]], longest: int) -> list[float]:

@@ -10,14 +10,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from openspec.adapt.heads.parts import Geometry, HeadPlan, TrainableHead
+from openspec.adapt.heads.parts import Geometry, HeadPlan, TrainableHead, VocabularyHead
 from openspec.checkpoint.draft_model import DraftCheckpoint, open_draft_checkpoint
 from openspec.checkpoint.targets.config import ModelConfig
-from openspec.checkpoint.token_map import TOKEN_MAP
+from openspec.checkpoint.token_map import TOKEN_MAP, TOKEN_MASK
 from openspec.checkpoint.weights import SINGLE_FILE, DraftModel
 from openspec.config import EngineConfig
 from openspec.errors import ConfigError
 from openspec.specs.layers import AttentionSpec, DenseMlpSpec
+
+MAPS = (TOKEN_MAP, TOKEN_MASK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,13 @@ class Start:
         """The same config.json and tensors of the same names and types."""
         trained = head.tensors()
         tensors = {name: self.checkpoint.values(name) for name in self.checkpoint.tensors}
-        for name, of_head in self.model.tensor_names.items():
-            if of_head != TOKEN_MAP:
-                tensors[name] = trained[of_head].to("cpu", tensors[name].dtype)
+        written = dict(self.model.tensor_names)
+        if isinstance(head, VocabularyHead):
+            written |= {name: name for name in MAPS if name in tensors}
+            if head.vocabulary.cpu().equal(self._vocabulary()):  # maps stay as they were written
+                written = {k: name for k, name in written.items() if name not in MAPS}
+        for name, of_head in written.items():
+            tensors[name] = trained[of_head].to("cpu", tensors[name].dtype)
         partial = folder / f"{SINGLE_FILE}.partial"
         save_file({name: one.contiguous() for name, one in tensors.items()}, partial)
         partial.replace(folder / SINGLE_FILE)
@@ -112,8 +118,15 @@ def read_start(config: EngineConfig, target: ModelConfig) -> Start | None:
     Raises:
         ConfigError: it is none for this target and method.
     """
-    if config.draft_model is None:
-        return None
+    return None if config.draft_model is None else read_head(config, target)
+
+
+def read_head(config: EngineConfig, target: ModelConfig) -> Start:
+    """The checkpoint that the engine would draft with: the one named, or the target's own.
+
+    Raises:
+        ConfigError: there is none for this target and method.
+    """
     setup, spec = config.draft_setup(target), config.drafter
     spec.validate(setup)
     assert spec.read_draft_model is not None

@@ -58,6 +58,12 @@ def answering_config(config: EngineConfig) -> EngineConfig:
     )
 
 
+def set_threads(config: EngineConfig) -> None:
+    """Gives torch as many threads as the engine was given."""
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+
+
 def geometry_of(
     model: ModelConfig, kind: HeadKind, intermediate_size: int | None, num_layers: int | None,
     trained_length: int,

@@ -1,12 +1,14 @@
-"""What a head learns from: prompts, the target's answers to them, and rows packed of both."""
+"""What a head learns from: texts of prompts or of records, and rows packed of them."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +20,47 @@ from torch import Tensor
 from openspec.errors import ConfigError, RequestError
 from openspec.llm import LLM
 from openspec.messages import SamplingParams
+from openspec.records.shards import read_records, target_identity
+from openspec.settings.setting import named, number
 
 TEMPERATURES = (0.0, 0.0, 0.6, 1.0)  # drawn for each answer
 HELD_OUT_SHARE = 16  # one of so many prompts is measured with and never learned from
 MAX_HELD_OUT = 64
+BASE_SHARE = 3
+"""Texts to learn from, for each of the base."""
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """Settings that say which texts there are."""
+
+    prompts: str | None = named(None, "FILE")
+    """Prompts to learn from, a JSON object on each line: prompt, messages, turns or question. One
+    of 16 is measured with instead."""
+    records: str | None = named(None, "DIR")
+    """Texts that a server kept with --capture-dir, instead of prompts and new answers."""
+    base: str | None = named(None, "FILE")
+    """Prompts unlike those, a fourth of what is learned, so that a head that was trained already
+    forgets nothing."""
+    held_out: str | None = named(None, "FILE")
+    """Prompts to measure with, instead of one of 16."""
+    answer_tokens: int = number(384, 2, 1 << 16)
+    """Tokens of an answer, at most."""
+    text_length: int = number(1024, 16, 1 << 20)
+    """Tokens of the rows that the head learns from, and of the longest text."""
+    training_seed: int = number(1, 0, 1 << 31)
+    """Of prompts, answers and the head's first numbers."""
+
+    def check_sources(self) -> None:
+        """Refuses what does not go together.
+
+        Raises:
+            ConfigError: with the remedy.
+        """
+        if (self.prompts is None) == (self.records is None):
+            raise ConfigError("--prompts is needed, or --records, and not both")
+        if self.records is not None and self.held_out is not None:
+            raise ConfigError("--records: --held-out is for prompts; drop it")
 
 
 class Text(NamedTuple):
@@ -29,6 +68,23 @@ class Text(NamedTuple):
 
     tokens: list[int]
     prompt: int
+    temperature: float = 0.0
+
+
+class Texts(NamedTuple):
+    """All that a training reads; no prompt is both learned from and held out."""
+
+    traffic: list[Text]
+    base: list[Text]
+    """Of prompts unlike the traffic."""
+    held_out: list[Text]
+    """Of the traffic."""
+    base_held_out: list[Text]
+
+    @property
+    def learned(self) -> list[Text]:
+        """Of both."""
+        return [*self.traffic, *self.base]
 
 
 def read_prompts(path: Path, llm: LLM, most_tokens: int) -> list[list[int]]:
@@ -45,12 +101,12 @@ def read_prompts(path: Path, llm: LLM, most_tokens: int) -> list[list[int]]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     prompts = []
-    for number, line in enumerate(lines, 1):
+    for place, line in enumerate(lines, 1):
         try:
             ids = _prompt_of(json.loads(line), llm)
         except (ValueError, TypeError, LookupError, RequestError) as error:
             raise ConfigError(
-                f"{path}:{number}: {error}; a line is an object with prompt, messages, turns or "
+                f"{path}:{place}: {error}; a line is an object with prompt, messages, turns or "
                 "question"
             ) from None
         if 0 < len(ids) <= most_tokens:
@@ -106,8 +162,8 @@ def answers(
     ]
     outputs = llm.generate(list(prompts), params, use_tqdm=False)
     return [
-        Text([*prompt, *output.outputs[0].token_ids], len(prompt))
-        for prompt, output in zip(prompts, outputs, strict=True)
+        Text([*prompt, *output.outputs[0].token_ids], len(prompt), temperature)
+        for prompt, output, temperature in zip(prompts, outputs, temperatures, strict=True)
         if len(output.outputs[0].token_ids) > 1
     ]
 
@@ -140,6 +196,77 @@ def answer_for(
         num_tokens += sum(len(text.tokens) - text.prompt for text in made)
         report(len(texts), num_tokens)
     return texts
+
+
+def gather(
+    llm: LLM, own: SourceConfig, seconds: float | None, report: Callable[[int, int], None]
+) -> Texts:
+    """Texts of the records, or of the prompts, answered in about `seconds`.
+
+    Without `seconds` only those held out are answered.
+
+    Raises:
+        ConfigError: they are too few or too long, with the remedy.
+    """
+    room = min(own.text_length, llm.engine.info.max_model_len) - own.answer_tokens
+    if room < 1 and (own.prompts or own.base):
+        raise ConfigError(
+            f"--answer-tokens {own.answer_tokens}: leaves no room for a prompt in texts of "
+            f"{room + own.answer_tokens} tokens; lower it or raise --text-length"
+        )
+
+    def greedy(prompts: Sequence[list[int]]) -> list[Text]:
+        return answers(llm, prompts, own.answer_tokens, [0.0] * len(prompts), own.training_seed)
+
+    base: list[list[int]] = []
+    apart: list[list[int]] = []
+    if own.base is not None:
+        base, apart = split(read_prompts(Path(own.base), llm, room))
+    if own.records is not None:
+        traffic, held_out = _recorded(llm, Path(own.records), own.text_length)
+        some = _share_of(base, len(traffic) if seconds is not None else 0)
+        drawn = random.Random(own.training_seed).choices(TEMPERATURES, k=len(some))
+        others = answers(llm, some, own.answer_tokens, drawn, own.training_seed)
+        return Texts(traffic, others, held_out, greedy(apart))
+    asked, measured = split(read_prompts(Path(str(own.prompts)), llm, room))
+    if own.held_out is not None:
+        measured = read_prompts(Path(own.held_out), llm, room)[:MAX_HELD_OUT]
+        asked = [prompt for prompt in asked if prompt not in measured]
+    held_out, learned = greedy(measured), []
+    if not held_out:
+        raise ConfigError("the answers to all held-out prompts are empty; give others")
+    if seconds is not None:
+        asked += _share_of(base, len(asked))
+        learned = answer_for(llm, asked, seconds, own.answer_tokens, own.training_seed, report)
+    known = set(map(tuple, base))
+    is_base = [tuple(text.tokens[: text.prompt]) in known for text in learned]
+    return Texts(
+        [text for text, other in zip(learned, is_base, strict=True) if not other],
+        list(itertools.compress(learned, is_base)),
+        held_out,
+        greedy(apart),
+    )
+
+
+def _share_of(base: Sequence[list[int]], num_others: int) -> list[list[int]]:
+    """As many base prompts as belong to so many others, again and again where they are few."""
+    return list(itertools.islice(itertools.cycle(base), num_others // BASE_SHARE)) if base else []
+
+
+def _recorded(llm: LLM, folder: Path, most: int) -> tuple[list[Text], list[Text]]:
+    """Texts of a server's records, those of some prompts apart."""
+    kept = [
+        Text(record.tokens[:most], record.prompt, record.temperature)
+        for record in read_records(folder, target_identity(llm.model_config.folder))
+        if record.prompt + 1 < min(len(record.tokens), most)
+    ]
+    asked, held_out = split([text.tokens[: text.prompt] for text in kept])
+    if not asked:
+        raise ConfigError(f"--records {folder}: has no texts of two prompts; record more")
+    apart = set(map(tuple, held_out))
+    learned = [text for text in kept if tuple(text.tokens[: text.prompt]) not in apart]
+    measured = [text for text in kept if tuple(text.tokens[: text.prompt]) in apart]
+    return learned, measured[:MAX_HELD_OUT]
 
 
 def draft_vocabulary(texts: Sequence[Text], always: Sequence[int], rows: int, size: int) -> Tensor:
@@ -218,26 +345,26 @@ def batches(texts: Sequence[Text], length: int, size: int, first: int) -> Iterat
         first, epoch = max(0, first - number), epoch + 1
 
 
-def save_texts(path: Path, texts: Sequence[Text], held_out: Sequence[Text]) -> None:
+def save_texts(path: Path, texts: Texts) -> None:
     """All of them in one file."""
-    both = [*texts, *held_out]
+    every = list(itertools.chain(*texts))
     tensors = {
         "tokens": torch.tensor(
-            [token for text in both for token in text.tokens], dtype=torch.int32
+            [token for text in every for token in text.tokens], dtype=torch.int32
         ),
-        "lengths": torch.tensor([len(text.tokens) for text in both]),
-        "prompts": torch.tensor([text.prompt for text in both]),
-        "num_learned": torch.tensor([len(texts)]),
+        "lengths": torch.tensor([len(text.tokens) for text in every]),
+        "prompts": torch.tensor([text.prompt for text in every]),
+        "temperatures": torch.tensor([text.temperature for text in every], dtype=torch.float64),
+        "sizes": torch.tensor([len(some) for some in texts]),
     }
     save_file(tensors, path)
 
 
-def load_texts(path: Path) -> tuple[list[Text], list[Text]]:
+def load_texts(path: Path) -> Texts:
     """What `save_texts` wrote."""
     with safe_open(path, framework="torch") as file:
         read = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    parts = read["tokens"].split(read["lengths"].tolist())
-    prompts = read["prompts"].tolist()
-    both = [Text(part.tolist(), prompt) for part, prompt in zip(parts, prompts, strict=True)]
-    count = int(read["num_learned"])
-    return both[:count], both[count:]
+    parts = [part.tolist() for part in read["tokens"].split(read["lengths"].tolist())]
+    numbers = (read["prompts"].tolist(), read["temperatures"].tolist())
+    every = map(Text, parts, *numbers)
+    return Texts(*(list(itertools.islice(every, size)) for size in read["sizes"].tolist()))

@@ -10,38 +10,39 @@ in a format that other engines read as well: --method NAME --draft-model DIR.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from openspec.adapt.heads import kind_named
-from openspec.adapt.heads.parts import HeadPlan, Lesson, ReadText, TargetEnds, TrainableHead
-from openspec.adapt.loop import WIDTH_OF_RATE, Progress, Schedule, Trainer
-from openspec.adapt.replay import Replay
+from openspec.adapt.heads.parts import HeadPlan, TrainableHead
+from openspec.adapt.loop import Progress, Schedule, Trainer
+from openspec.adapt.replay import HeadStates
 from openspec.adapt.scoring import Score, StepPrices, score, step_prices
 from openspec.adapt.start import read_start
-from openspec.adapt.target import answering_config, check_target, geometry_of, load_ends
+from openspec.adapt.target import (
+    answering_config,
+    check_target,
+    geometry_of,
+    load_ends,
+    set_threads,
+)
 from openspec.adapt.texts import (
-    MAX_HELD_OUT,
-    Rows,
+    SourceConfig,
     Text,
-    answer_for,
-    answers,
+    Texts,
     batches,
     draft_vocabulary,
+    gather,
     load_texts,
-    read_prompts,
     save_texts,
-    split,
     unused_token,
 )
 from openspec.checkpoint.draft_head import (
@@ -55,7 +56,6 @@ from openspec.checkpoint.weights import SINGLE_FILE
 from openspec.config import EngineConfig
 from openspec.errors import ConfigError
 from openspec.llm import LLM
-from openspec.records.shards import read_records, target_identity
 from openspec.settings.setting import named, number
 
 logger = logging.getLogger(__name__)
@@ -64,26 +64,12 @@ TRAINING = "training"
 """Folder in the head's with what `--resume` goes on from."""
 TEXTS = "texts.safetensors"
 DRAFTS = "num_speculative_tokens"
-START_RATE = 0.1
-"""Learning rate of a head that has learned already, of that of a new one."""
-BASE_SHARE = 3
-"""Prompts to learn from, for each of the base."""
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(SourceConfig):
     """Settings of the training itself."""
 
-    prompts: str | None = named(None, "FILE")
-    """Prompts to learn from, a JSON object on each line: prompt, messages, turns or question. One
-    of 16 is measured with instead."""
-    base: str | None = named(None, "FILE")
-    """Prompts unlike those, a fourth of what is learned, so that a head that was trained already
-    forgets nothing."""
-    records: str | None = named(None, "DIR")
-    """Texts that a server kept with --capture-dir, instead of prompts and new answers."""
-    held_out: str | None = named(None, "FILE")
-    """Prompts to measure with, instead of those."""
     out: str | None = named(None, "DIR")
     """Folder of the head, which is made."""
     resume: bool = False
@@ -94,10 +80,6 @@ class TrainConfig:
     """Wall time of all stages together."""
     answer_share: float = number(0.25, 0.0, 0.9)
     """Of the time, what the model's answers take; at least one round of prompts is answered."""
-    answer_tokens: int = number(384, 2, 1 << 16)
-    """Tokens of an answer, at most."""
-    text_length: int = number(1024, 16, 1 << 20)
-    """Tokens of the rows that the head learns from, and of the longest text."""
     batch_rows: int = number(8, 1, 1 << 12)
     """Rows of a training step."""
     max_steps: int | None = number(None, 1, 1 << 40)
@@ -118,8 +100,6 @@ class TrainConfig:
     """Blocks that begin in a row of texts, in training."""
     mask_token: int | None = number(None, 0, 1 << 24)
     """Token id at positions whose token is not known; default: one that no text has."""
-    training_seed: int = number(1, 0, 1 << 31)
-    """Of prompts, answers and the head's first numbers."""
 
 
 class Training:
@@ -138,10 +118,7 @@ class Training:
             raise ConfigError(f"--head {own.head}: that is for --method {self.kind.method}")
         if own.out is None:
             raise ConfigError("--out is needed")
-        if (own.prompts is None) == (own.records is None):
-            raise ConfigError("--prompts is needed, or --records, and not both")
-        if own.records is not None and (own.held_out is not None or own.base is not None):
-            raise ConfigError("--records: --held-out and --base are for prompts; drop them")
+        own.check_sources()
         target = ModelConfig.from_folder(self.config.model_path)
         check_target(self.config, target)
         self.start = read_start(self.config, target)
@@ -158,15 +135,16 @@ class Training:
         """Trains; returns the report, which then stands in the folder of the training as well."""
         with LLM(**dataclasses.asdict(answering_config(self.config))) as llm:
             device = torch.device(llm.engine.info.device)
-            if self.config.num_threads is not None:
-                torch.set_num_threads(self.config.num_threads)
+            set_threads(self.config)
             torch.manual_seed(self.own.training_seed)
-            learned, held_out = self._texts(llm)
+            texts = self._texts(llm)
+            learned, held_out = texts.learned, texts.held_out
             ends = load_ends(llm.model_config, device)
             head = self._head(llm, learned).to(device)
             if self.start is None:
                 head.begin_as(ends)
             num_drafts = self.config.num_speculative_tokens or head.most_drafts
+            head.learn_for(num_drafts)
             self._write(head)
             prices = step_prices(self.config, self.kind.method, self.out, num_drafts)
             states = HeadStates(llm, head, ends)
@@ -183,7 +161,7 @@ class Training:
 
             trainer = Trainer(head, ends, self._schedule(llm), self.folder, self.own.training_seed)
             if self.own.resume:
-                trainer.resume()
+                trainer.resume(self.folder)
             trainer.run(
                 lambda first: states.lessons(
                     batches(learned, self.own.text_length, self.own.batch_rows, first)
@@ -207,58 +185,20 @@ class Training:
         else:
             self.start.write(self.out, head)
 
-    def _texts(self, llm: LLM) -> tuple[list[Text], list[Text]]:
+    def _texts(self, llm: LLM) -> Texts:
         """Answers to learn from and to measure with; those of a training that is resumed."""
-        own, path = self.own, self.folder / TEXTS
+        path = self.folder / TEXTS
         if path.is_file():
             return load_texts(path)
-        if own.records is not None:
-            learned, measured = self._recorded(Path(own.records))
-            save_texts(path, learned, measured)
-            return learned, measured
-        room = min(own.text_length, llm.engine.info.max_model_len) - own.answer_tokens
-        if room < 1:
-            raise ConfigError(
-                f"--answer-tokens {own.answer_tokens}: leaves no room for a prompt in texts of "
-                f"{room + own.answer_tokens} tokens; lower it or raise --text-length"
-            )
-        asked, held_out = split(read_prompts(Path(str(own.prompts)), llm, room))
-        if own.held_out is not None:
-            held_out = read_prompts(Path(own.held_out), llm, room)[:MAX_HELD_OUT]
-            asked = [prompt for prompt in asked if prompt not in held_out]
-        if own.base is not None:
-            base = itertools.cycle(read_prompts(Path(own.base), llm, room))
-            asked += itertools.islice(base, len(asked) // BASE_SHARE)
-        measured = answers(
-            llm, held_out, own.answer_tokens, [0.0] * len(held_out), own.training_seed
-        )
-        if not measured:
-            raise ConfigError("the answers to all held-out prompts are empty; give others")
 
         def report(num_texts: int, num_tokens: int) -> None:
             seconds = time.monotonic() - self.begin
             logger.info("%.0f s: %d answers, %d tokens", seconds, num_texts, num_tokens)
 
-        seconds = own.minutes * 60 * own.answer_share
-        learned = answer_for(llm, asked, seconds, own.answer_tokens, own.training_seed, report)
-        save_texts(path, learned, measured)
-        return learned, measured
-
-    def _recorded(self, folder: Path) -> tuple[list[Text], list[Text]]:
-        """Texts of a server's records, those of some prompts apart."""
-        most = self.own.text_length
-        kept = [
-            Text(record.tokens[:most], record.prompt)
-            for record in read_records(folder, target_identity(self.config.model_path))
-            if record.prompt + 1 < min(len(record.tokens), most)
-        ]
-        asked, held_out = split([text.tokens[: text.prompt] for text in kept])
-        if not asked:
-            raise ConfigError(f"--records {folder}: has no texts of two prompts; record more")
-        apart = set(map(tuple, held_out))
-        learned = [text for text in kept if tuple(text.tokens[: text.prompt]) not in apart]
-        measured = [text for text in kept if tuple(text.tokens[: text.prompt]) in apart]
-        return learned, measured[:MAX_HELD_OUT]
+        seconds = self.own.minutes * 60 * self.own.answer_share
+        texts = gather(llm, self.own, seconds, report)
+        save_texts(path, texts)
+        return texts
 
     def _plan(self, llm: LLM, texts: Sequence[Text]) -> HeadPlan:
         own, model, kind = self.own, llm.model_config, self.kind
@@ -284,9 +224,7 @@ class Training:
 
     def _schedule(self, llm: LLM) -> Schedule:
         own, width = self.own, llm.model_config.hidden_size
-        rate = self.kind.rate * (WIDTH_OF_RATE / width) ** 0.5
-        if self.start is not None:
-            rate *= START_RATE
+        rate = self.kind.rate_of(width, is_new=self.start is None)
         return Schedule(
             seconds=max(1.0, own.minutes * 60 - (time.monotonic() - self.begin)),
             max_steps=own.max_steps,
@@ -315,38 +253,6 @@ class Training:
         }
         (self.folder / "report.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
         return report
-
-
-class HeadStates:
-    """What a head reads of the target, by replay of texts."""
-
-    def __init__(self, llm: LLM, head: TrainableHead, ends: TargetEnds) -> None:
-        last = llm.model_config.num_layers - 1
-        layers = sorted({*head.capture_layers, last})
-        self._replay = Replay(llm, layers)
-        self._places = [layers.index(layer) for layer in head.capture_layers]
-        self._num_layers = len(layers)
-        self._ends = ends
-
-    def _split(self, captured: Tensor) -> tuple[Tensor, Tensor]:
-        """The states of the head's layers side by side, and those after the last layer."""
-        like = self._ends.embedding
-        by_layer = captured.to(like.device, like.dtype).unflatten(-1, (self._num_layers, -1))
-        return by_layer[..., self._places, :].flatten(-2), by_layer[..., -1, :]
-
-    def read(self, texts: Sequence[Text]) -> list[ReadText]:
-        """Texts with what the head may read of them."""
-        found = self._replay.texts([text.tokens for text in texts])
-        device = self._ends.embedding.device
-        return [
-            ReadText(torch.tensor(text.tokens, device=device), text.prompt, self._split(states)[0])
-            for text, states in zip(texts, found, strict=True)
-        ]
-
-    def lessons(self, rows: Iterator[Rows]) -> Iterator[Lesson]:
-        """Rows with all that the head learns from."""
-        for batch in rows:
-            yield Lesson(*batch, *self._split(self._replay.rows(batch)))
 
 
 def write_head(folder: Path, head: TrainableHead) -> None:

@@ -192,7 +192,7 @@ def find_file(folder: Path, name: str) -> Path | None:
             "or give the folder that holds it"
         )
     if not stat.S_ISREG(mode):
-        raise ConfigError(f"{link} is not a regular file")
+        raise ConfigError(f"{link} is not a regular file; put the checkpoint's own there")
     return path
 
 

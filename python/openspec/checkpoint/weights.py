@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import logging
 import math
 import mmap
@@ -22,7 +23,7 @@ from openspec.checkpoint.quantization.made import load_made
 from openspec.checkpoint.quantization.weight_format import WeightFormat
 from openspec.checkpoint.strict_json import JsonKeys, parse_json_object, read_json_object
 from openspec.checkpoint.tensor_info import TensorInfo, name_some, shown_name, split_experts
-from openspec.errors import ConfigError, EngineError
+from openspec.errors import ConfigError, EngineError, RequestError
 from openspec.specs.head import HeadSpec
 
 if TYPE_CHECKING:
@@ -202,6 +203,49 @@ def load_weights(
     logger.info("weights: %.3f GB in %.1f s", done / 1e9, time.monotonic() - start)
 
 
+class OtherHead:
+    """A draft checkpoint that is loaded beside the one that drafts."""
+
+    def __init__(self, runner: _C.Runner, draft_model: DraftModel) -> None:
+        """Checks names, shapes, types and numbers; loads nothing.
+
+        Raises:
+            ConfigError: missing, surplus or mis-shaped tensors, or of types that are not taken.
+            RequestError: a number is NaN or infinite.
+        """
+        self._runner = runner
+        self._part = _draft_part(runner, draft_model)
+        _check_tensors(self._part)
+        not_finite = []
+
+        def check(name: str, data: memoryview, dtype: str) -> None:
+            if not runner.check_spare_tensor(name, data, dtype):
+                not_finite.append(name)
+
+        self._give_all(check)
+        if not_finite:
+            raise RequestError(
+                f"{draft_model.folder}: {len(not_finite)} tensors hold NaN or infinity: "
+                f"{name_some(not_finite)}; get the head anew",
+                "path",
+                "drafter_not_finite",
+            )
+
+    def load(self) -> None:
+        """Loads all of it, on the thread that calls."""
+        self._runner.begin_spare_loading()
+        self._give_all(self._runner.load_spare_tensor)
+        self._runner.finish_spare_loading()
+        for file in self._part.files:
+            file.close()
+
+    def _give_all(self, load: Callable[[str, memoryview, str], None]) -> None:
+        part = dataclasses.replace(self._part, load=load)
+        for file in part.files:
+            for name in filter(part.expected.__contains__, file.tensors):
+                _load(part, file, name)
+
+
 def target_tensors(
     folder: str | Path, other_parts: Mapping[str, str] | None = None
 ) -> dict[str, TensorInfo]:
@@ -304,9 +348,11 @@ def _load(part: _Part, file: SafetensorsFile, name: str) -> int:
         dtype, data = "BF16", _memory_of(converted)
     try:
         if scale is not None and is_made:
-            load_made(part.load, inner, file.tensor(name), scale, where)
+            load_made(part.load, inner, data, dtype, file.tensors[name].shape, scale, where)
         else:
             part.load(inner, data, dtype)
+    except ConfigError:
+        raise
     except ValueError as error:  # a type that the runner does not take for this tensor
         remedy = f": {part.remedy}" if dtype == "F32" else ""
         raise ConfigError(f"{where}: {error}{remedy}") from None
@@ -331,6 +377,14 @@ def _check_tensors(part: _Part) -> None:
             f"{name_some(shapes)}; config.json and weights belong to different models, "
             "or the checkpoint is incomplete"
         )
+    quantized = {} if part.weight_format.is_made else part.weight_format.quantized
+    coded = {name for name in expected if part.runner_names[name] in quantized}
+    for name in expected:
+        if found[name].dtype == CODES and name not in coded:  # before its scale: that has no place
+            raise ConfigError(
+                f"{found[name].path}: {name} is {CODES}, but neither config.json nor "
+                "hf_quant_config.json says that it is quantised; get the checkpoint anew"
+            )
     surplus = sorted(name for name in found if name not in expected)
     for reason in dict.fromkeys(part.ignored.values()):
         names = [name for name in surplus if part.ignored.get(name) == reason]
@@ -351,14 +405,7 @@ def _check_tensors(part: _Part) -> None:
                 f"{info.path}: {name}: expected shape {list(shape)} (from config.json), "
                 f"found {list(info.shape)}"
             )
-        quantized = part.weight_format.quantized
-        is_coded = part.runner_names[name] in quantized and not part.weight_format.is_made
-        dtypes = (CODES,) if is_coded else part.dtypes
-        if info.dtype == CODES and not is_coded:
-            raise ConfigError(
-                f"{info.path}: {name} is {CODES}, but neither config.json nor hf_quant_config.json "
-                "says that it is quantised; get the checkpoint anew"
-            )
+        dtypes = (CODES,) if name in coded else part.dtypes
         if info.dtype not in dtypes:
             raise ConfigError(
                 f"{info.path}: {name}: expected dtype {' or '.join(dtypes)}, "
@@ -420,11 +467,13 @@ def _shard(root: Path, name: str, listed: set[str]) -> SafetensorsFile:
     absent, unlisted = listed - file.stored_names, file.stored_names - listed
     if absent:
         raise ConfigError(
-            f"{path}: lacks {name_some(sorted(absent))}, which {INDEX_FILE} places there"
+            f"{path}: lacks {name_some(sorted(absent))}, which {INDEX_FILE} places there; "
+            "get both anew"
         )
     if unlisted:
         raise ConfigError(
-            f"{path}: holds {name_some(sorted(unlisted))}, which {INDEX_FILE} does not place there"
+            f"{path}: holds {name_some(sorted(unlisted))}, which {INDEX_FILE} does not place "
+            "there; get both anew"
         )
     return file
 

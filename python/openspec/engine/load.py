@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
 from openspec import drafters
-from openspec.checkpoint.weights import load_weights
+from openspec.checkpoint.other_head import check_same_shape, find_folder, hash_of_weights
+from openspec.checkpoint.weights import OtherHead, load_weights
 from openspec.config import EngineConfig
+from openspec.engine.core.drafters import CheckedHead, Drafters
 from openspec.engine.core.engine_core import EngineCore
 from openspec.engine.core.kv_events import KVEventPublisher, KVEventsConfig
 from openspec.engine.core.request import Request
@@ -18,7 +22,7 @@ from openspec.engine.devices import Share
 from openspec.engine.memory import CUDA
 from openspec.engine.plan import PlannedEngine, plan_engine  # which says why _C does not load
 from openspec.engine.start_phases import Phases
-from openspec.errors import ConfigError
+from openspec.errors import ConfigError, RequestError
 from openspec.messages import EngineInfo, StepTime
 from openspec.settings.setting import format_bytes
 from openspec.specs.runner import RunnerConfig
@@ -126,6 +130,51 @@ def load_engine(
         config.stats_interval_s,
         publisher,
         displaces=config.scheduling_policy == "priority",
+        drafters=_drafters(planned, runner),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _OtherHeads:
+    """Reads heads that may take the place of an engine's own."""
+
+    planned: PlannedEngine
+    runner: CompiledRunner
+    root: Path
+
+    def __call__(self, path: str, sha256: str | None) -> CheckedHead:
+        """A head that fits; see `HeadReader`."""
+        running = self.planned.chosen.draft_model
+        folder = find_folder(path, self.root)
+        setup = dataclasses.replace(self.planned.draft_setup, folder=folder)
+        read = setup.spec.read_draft_model
+        assert running is not None and read is not None  # or the plan had been refused
+        try:
+            setup.spec.validate(setup)
+            model = read(setup)
+            check_same_shape(folder, model.head, running.head)
+            found = hash_of_weights(folder)
+            if sha256 is not None and sha256.lower() != found:
+                raise RequestError(
+                    f"{folder}: SHA-256 {found}, expected {sha256:.80}; copy the head anew",
+                    "sha256",
+                    "drafter_sha256",
+                )
+            weights = OtherHead(self.runner, model)
+        except (ConfigError, OSError) as error:
+            raise RequestError(str(error), "path", "drafter_unreadable") from None
+        logger.info("other draft head: %s", model.description)
+        return CheckedHead(str(folder), found, weights.load)
+
+
+def _drafters(planned: PlannedEngine, runner: CompiledRunner) -> Drafters:
+    """The head that drafts, and where others may come from."""
+    root, model = planned.config.drafter_dir, planned.chosen.draft_model
+    return Drafters(
+        runner,
+        planned.chosen.method,
+        "" if model is None else str(model.folder),
+        None if root is None else _OtherHeads(planned, runner, Path(root)),
     )
 
 
@@ -203,8 +252,8 @@ def _check_weights(runner: _C.Runner) -> int:
     target, draft = runner.non_finite_tensors()
     if target:
         raise ConfigError(
-            f"{len(target)} tensors of the model hold NaN or infinity, first {target[0]}; get the "
-            "checkpoint anew"
+            f"the model holds NaN or infinity, in {len(target)} of its tensors: "
+            f"{'; '.join(target[:5])}; get the checkpoint anew"
         )
     if draft:
         logger.warning(

@@ -152,7 +152,7 @@ class MemoryPlan:
 
     weight_bytes: int
     scratch_bytes: int
-    """Activations, logits and the sequence table."""
+    """Activations, logits, the sequence table, and room for what other ranks send."""
     drafter_bytes: int
     """Weights and scratch of the drafter; its state per token is in the pages."""
     state_bytes: int
@@ -170,6 +170,8 @@ class MemoryPlan:
     """Of `page_bytes` the drafter's."""
     num_ranks: int = 1
     """Ranks of the engine, each of which takes as much as this."""
+    exchange_bytes: int = 0
+    """Of `scratch_bytes` the room for what other ranks send."""
     num_base_pages: int = 0
     """Pages of a sequence's running state, besides those of its tokens."""
     max_num_seqs: int = 1
@@ -206,6 +208,7 @@ class MemoryPlan:
         return {
             "weight_bytes": self.weight_bytes,
             "scratch_bytes": self.scratch_bytes,
+            "exchange_bytes": self.exchange_bytes,
             "drafter_bytes": self.drafter_bytes,
             "state_bytes": self.state_bytes,
             "kv_bytes": self.kv_bytes,
@@ -238,12 +241,15 @@ class MemoryPlan:
             of_tokens = (
                 f"; {format_bytes(target)} of a token and {format_bytes(draft)} of the drafter"
             )
-        whose = f"each of {self.num_ranks} ranks has " if self.num_ranks > 1 else ""
+        whose, inboxes = "", ""
+        if self.num_ranks > 1:
+            whose = f"each of {self.num_ranks} ranks has "
+            inboxes = f" (what other ranks send: {format_bytes(self.exchange_bytes)})"
         return (
             f"{whose}weights {format_bytes(self.weight_bytes)}, "
             f"KV {format_bytes(self.kv_bytes)} ({self.num_pages} pages, {self.num_kv_tokens} "
-            f"tokens{of_tokens}), {states}scratch {format_bytes(self.scratch_bytes)}, "
-            f"drafter {format_bytes(self.drafter_bytes)}{grammars}: "
+            f"tokens{of_tokens}), {states}scratch {format_bytes(self.scratch_bytes)}"
+            f"{inboxes}, drafter {format_bytes(self.drafter_bytes)}{grammars}: "
             f"{format_bytes(self.total_bytes)} of {format_bytes(self.available_bytes)} free"
         )
 
@@ -305,6 +311,7 @@ def plan_memory(
         max_model_len=max_model_len,
         available_bytes=memory.free_bytes,
         num_ranks=memory.num_ranks,
+        exchange_bytes=runner_plan.exchange_bytes,
         num_base_pages=runner_plan.num_base_pages,
         max_num_seqs=config.max_num_seqs,
     )

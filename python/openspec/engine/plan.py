@@ -50,10 +50,13 @@ from openspec.engine.memory import (
     choose_device,
     plan_memory,
 )
+from openspec.settings.setting import format_bytes
 from openspec.specs.runner import RunnerConfig
 
 logger = logging.getLogger(__name__)
 
+UNLIKE_FREE_BYTES = 1 << 30
+"""Of GPUs that share a model: more than processes of the system make."""
 MAX_GRAMMAR_DRAFTS = 8
 """Most drafts of a grammar in a step without a drafter: a schema's names are shorter."""
 
@@ -80,6 +83,8 @@ class PlannedEngine:
     memory: MemoryPlan
     weight_format: WeightFormat
     """How the target's matrices are stored."""
+    draft_setup: DraftSetup
+    """What the method was told, K filled in."""
 
 
 def plan_engine(
@@ -107,13 +112,20 @@ def plan_engine(
     weights = _weight_format(config, model_config)
     spec = dataclasses.replace(model_config.spec, quantized=weights.quantized)
     model_config = dataclasses.replace(model_config, spec=spec)
-    chosen = _choose_drafter(config, config.draft_setup(model_config), drafter)
+    setup = config.draft_setup(model_config)
+    chosen = _choose_drafter(config, setup, drafter)
+    if config.drafter_dir is not None and chosen.draft_model is None:
+        raise ConfigError(
+            f"drafter_dir is for draft heads that take each other's place, and method "
+            f"{chosen.method!r} has none: drop it, or name a --method with a --draft-model"
+        )
     runner = _runner_config(
         config, device, model_config, _max_model_len(config, model_config), chosen
     )
     plan = _plan(config, runner, device, _device_memory(config, device, share))
     phases.end("headers and memory plan")
-    return PlannedEngine(config, device, chosen, runner, plan, weights)
+    setup = dataclasses.replace(setup, num_speculative_tokens=config.draft_depth)
+    return PlannedEngine(config, device, chosen, runner, plan, weights, setup)
 
 
 def _weight_format(config: EngineConfig, model_config: ModelConfig) -> WeightFormat:
@@ -216,6 +228,15 @@ def _device_memory(config: EngineConfig, device: DeviceTraits, share: Share) -> 
         num_engines = share.num_on_device
         of_ranks = [_C.cuda_memory(rank) for rank in range(config.tensor_parallel_size)]
         free_bytes, total_bytes = (min(sizes) for sizes in zip(*of_ranks, strict=True))
+        free_elsewhere = max(of_rank[0] for of_rank in of_ranks)
+        if free_elsewhere - free_bytes > UNLIKE_FREE_BYTES:
+            logger.warning(
+                "GPU %d has %s free, another rank's %s: all take as much as it has; see nvidia-smi "
+                "for what else runs there",
+                [of_rank[0] for of_rank in of_ranks].index(free_bytes),
+                format_bytes(free_bytes),
+                format_bytes(free_elsewhere),
+            )
         budget_bytes = int(total_bytes * config.gpu_memory_utilization / num_engines)
         host_bytes = available_memory() // share.num_replicas
     else:
@@ -293,6 +314,7 @@ def _runner_config(
         method=chosen.method,
         method_options=dict(chosen.options),
         head=chosen.draft_model.head if chosen.draft_model is not None else None,
+        has_spare_head=config.drafter_dir is not None,
         acceptance=config.acceptance if config.draft_depth > 0 else "match",
         adaptive=config.adaptive_speculation,
         enable_prefix_caching=config.enable_prefix_caching,

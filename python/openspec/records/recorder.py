@@ -44,12 +44,12 @@ class Recorder:
         """Whether a request is of the share that is kept."""
         return zlib.crc32(request_id.encode()) < self._share * 2**32
 
-    def offer(self, tokens: list[int], prompt: int) -> bool:
+    def offer(self, tokens: list[int], prompt: int, temperature: float) -> bool:
         """Hands a finished text over; returns whether there was room for it."""
         if self._is_broken:
             return False
         try:
-            self._waiting.put_nowait(Record(tokens, prompt, int(time.time())))
+            self._waiting.put_nowait(Record(tokens, prompt, int(time.time()), temperature))
         except queue.Full:
             return False
         return True

@@ -1,7 +1,7 @@
 """Records in files, a shard each; appended to, never changed.
 
-A record is a header (magic, number of ids, how many of them were the prompt, crc32 of the ids, and
-the time in seconds since 1970) and its ids, little endian, four bytes each.
+A record is a header (magic, number of ids, how many of them were the prompt, crc32 of the ids, the
+time in seconds since 1970, and the temperature) and its ids, little endian, four bytes each.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from openspec.errors import ConfigError
 
-MAGIC = b"OSR1"
-HEADER = struct.Struct("<4sIIIQ")
+MAGIC = b"OSR2"
+HEADER = struct.Struct("<4sIIIQf")
 SUFFIX = ".ids"
 MANIFEST = "manifest.json"
 MAX_RECORD_IDS = 1 << 24
@@ -34,12 +34,15 @@ class Record(NamedTuple):
     prompt: int
     time: int
     """Seconds since 1970."""
+    temperature: float = 0.0
+    """With which the target's tokens were drawn."""
 
 
 def encoded(record: Record) -> bytes:
     """As it stands in a shard."""
     ids = _bytes_of(record.tokens)
-    return HEADER.pack(MAGIC, len(record.tokens), record.prompt, zlib.crc32(ids), record.time) + ids
+    numbers = (len(record.tokens), record.prompt, zlib.crc32(ids), record.time, record.temperature)
+    return HEADER.pack(MAGIC, *numbers) + ids
 
 
 def _bytes_of(tokens: Sequence[int]) -> bytes:
@@ -53,7 +56,7 @@ def decoded(data: bytes) -> Iterator[Record]:
     """The records of a shard up to the first that is cut or damaged."""
     at = 0
     while at + HEADER.size <= len(data):
-        magic, num_ids, prompt, checksum, time = HEADER.unpack_from(data, at)
+        magic, num_ids, prompt, checksum, time, temperature = HEADER.unpack_from(data, at)
         begin, at = at + HEADER.size, at + HEADER.size + 4 * num_ids
         ids = data[begin:at]
         is_whole = magic == MAGIC and num_ids <= MAX_RECORD_IDS and len(ids) == 4 * num_ids
@@ -62,7 +65,7 @@ def decoded(data: bytes) -> Iterator[Record]:
         tokens = array("I", ids)
         if sys.byteorder == "big":
             tokens.byteswap()
-        yield Record(tokens.tolist(), prompt, time)
+        yield Record(tokens.tolist(), prompt, time, temperature)
 
 
 def target_identity(model_folder: Path) -> str:

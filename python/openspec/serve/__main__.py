@@ -13,7 +13,7 @@ from openspec.engine.processes.log import log_to_stderr, open_standard_files
 from openspec.engine.processes.standby import Standby
 from openspec.engine.start_phases import Phases, process_age_s
 from openspec.errors import ConfigError, EngineError, check_is_built, out_of_memory
-from openspec.serve.config import ServeConfig
+from openspec.serve.config import ServeConfig, check_drafter_access
 from openspec.serve.server.listening import bound_socket
 from openspec.settings.setting import build, group_of
 
@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         config = build(ServeConfig, values)
         config.check()
+        check_drafter_access(config, engine_config)
         check_is_built()
         log_to_stderr(config.log_level.upper(), "server")
         for library in ("uvicorn", "httpx", "httpx2"):  # the latter two: downloads from the hub

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
+from openspec.config import EngineConfig
 from openspec.errors import ConfigError, RequestError
 from openspec.settings.setting import check_ranges, named, number
 from openspec.text.chat_template import check_kwargs
@@ -26,7 +27,7 @@ class ServeConfig:
     """Keys that clients may send as "Authorization: Bearer KEY", separated by commas. Better set
     through OPENSPEC_API_KEY than on the command line, which other users can see."""
     admin_api_key: str | None = field(default=None, repr=False)
-    """Key for /flush_cache and aborting all requests. Default: the API keys."""
+    """Key for /flush_cache, aborting all requests and draft heads. Default: the API keys."""
     served_model_name: list[str] | None = field(default=None, metadata={"words": True})
     """Names the model answers to, separated by commas or spaces; answers carry the first. Default:
     the folder's name and the path as given."""
@@ -35,7 +36,7 @@ class ServeConfig:
     generation_config.json; openspec: temperature 1 and no filter."""
     chat_template: str | None = named(None, "FILE")
     """File with a Jinja chat template, used in place of the model's own."""
-    default_chat_template_kwargs: dict[str, bool] = field(default_factory=dict)
+    default_chat_template_kwargs: dict[str, bool | str] = field(default_factory=dict)
     """What chat templates are told where a request does not say, such as {"enable_thinking":
     false}: the model thinks only when asked to."""
     template_date: str | None = named(None, "YYYY-MM-DD")
@@ -139,6 +140,20 @@ class ServeConfig:
                 raise ConfigError("an API key must be printable ASCII without spaces")
         if not self.host:
             raise ConfigError("host must not be empty; 0.0.0.0 listens on every address")
+
+
+def check_drafter_access(config: ServeConfig, engine_config: EngineConfig) -> None:
+    """Refuses draft heads that whoever reaches the server could replace.
+
+    Raises:
+        ConfigError: with the remedy.
+    """
+    is_local = config.uds is not None or config.host in ("localhost", "127.0.0.1", "::1")
+    if engine_config.drafter_dir is not None and not is_local and config.admin_api_key is None:
+        raise ConfigError(
+            f"drafter_dir with host {config.host} needs --admin-api-key, or any client could "
+            "replace the draft head"
+        )
 
 
 def is_date(text: str) -> bool:

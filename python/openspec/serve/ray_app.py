@@ -127,6 +127,11 @@ def parse(args: Mapping[str, Raw]) -> tuple[EngineConfig, ServeConfig, RayConfig
         },
     )
     server.check()
+    if engine.drafter_dir is not None:
+        raise ConfigError(
+            "drafter_dir: a request for another draft head would reach one of Ray's replicas; "
+            "drop it, or start servers with python -m openspec.serve"
+        )
     ray_config = build_settings(RayConfig, values)
     check_ranges(ray_config)
     if ray_config.max_replicas is not None and ray_config.max_replicas < ray_config.min_replicas:

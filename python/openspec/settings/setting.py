@@ -269,9 +269,12 @@ def _typed_bytes(num_bytes: int) -> str:
 
 @functools.cache
 def field_docs(cls: type) -> dict[str, str]:
-    """The docstring under each field of a class, on one line."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    """The docstring under each field of a class and of those that it extends, on one line."""
     docs: dict[str, str] = {}
+    for base in cls.__bases__:
+        if dataclasses.is_dataclass(base):
+            docs |= field_docs(base)
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     body = tree.body if isinstance(tree, ast.ClassDef) else []
     for node, following in itertools.pairwise(body):
         if (

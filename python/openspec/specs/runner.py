@@ -47,6 +47,9 @@ class RunnerConfig:
     """What users set of the method, by the names that it declares."""
     head: HeadSpec | None = None
     """The draft head, for methods that have one."""
+    has_spare_head: bool = False
+    """Whether there is room for another such head's weights, which may take the place of its own.
+    One device only."""
     acceptance: str = "match"
     """match or rejection: when a draft of a sampled request is accepted."""
     adaptive: bool = True

@@ -287,6 +287,17 @@ TEST(steps_that_take_longer_than_expected_are_no_longer_taken) {
   CHECK_LT(yield.of(1, 4).seconds, 0.2);
 }
 
+TEST(other_drafts_bring_other_tokens_and_take_as_long) {
+  StepYield yield;
+  for (int i = 0; i < 20; ++i) yield.observe(1, 4, 3.0, 1.0, 1.0, 2.0);
+  CHECK_LT(yield.of(1, 4).tokens, 0.5);
+  const double seconds = yield.of(1, 4).seconds;
+  CHECK_GT(seconds, 0.9);
+  yield.forget_tokens();
+  CHECK_EQ(yield.of(1, 4).tokens, 1.0);
+  CHECK_EQ(yield.of(1, 4).seconds, seconds);
+}
+
 TEST(what_holds_up_every_step_says_nothing_against_drafts) {
   // Long contexts: a second more for any step, of which only those with drafts were seen.
   const StepTimes times({{1, 1.0}, {2, 1.2}, {64, 64.0}});

@@ -348,6 +348,8 @@ TEST(a_rank_has_its_part_of_the_memory) {
     const MemoryPlan plan = plan_memory(config_of(num_ranks, 8));
     CHECK_EQ(plan.page_bytes * static_cast<size_t>(num_ranks), whole.page_bytes);
     CHECK_LT(plan.weight_bytes, whole.weight_bytes);
+    CHECK_EQ(whole.exchange_bytes, size_t{0});
+    CHECK(plan.exchange_bytes > 0 && plan.exchange_bytes < plan.scratch_bytes);
     const RunnerConfig config = config_of(num_ranks, 8);
     const auto bytes_of = [&](int rank) {
       const TargetSetup setup = {.spec = config.target, .limits = {}, .rank = {.size = num_ranks}};

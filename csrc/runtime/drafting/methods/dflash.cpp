@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kMaxBlock = 64;
 constexpr int kSuccessorsAtOnce = 256;
+constexpr int kSuccessorsInAStep = 64;  // after other weights came
 
 /// Drafts a whole block in one pass: chains, or with draft_top_k above 1 trees from the marginals
 /// of its rows. With a Markov head the drafts of a chain are chosen one after another, each
@@ -47,7 +48,18 @@ class DFlashDrafter final : public OnePassDrafter<HeadDrafter<DFlash>> {
       std::fill_n(at<int32_t>(at_.successors), int64_t{head_.vocab_size} * kNumSuccessors, -1);
       return;
     }
-    find_successors(exec);
+    upload_counts(exec);
+    for (int token = 0; token < head_.vocab_size; token += kSuccessorsAtOnce) {
+      find_successors(exec, token, kSuccessorsAtOnce);
+    }
+    device::synchronize(exec.stream);
+  }
+  bool observe(std::span<const int32_t>) override {
+    return has_successors() && next_successors_ < head_.vocab_size;
+  }
+  void refresh(const ExecContext& exec) override {
+    find_successors(exec, next_successors_, kSuccessorsInAStep);
+    next_successors_ += kSuccessorsInAStep;
   }
 
   void learn(const ExecContext& exec, const TableView& table, const CommittedStep& step) override {
@@ -65,6 +77,13 @@ class DFlashDrafter final : public OnePassDrafter<HeadDrafter<DFlash>> {
     size_t pair_ranks, pair_scores;  // of trees whose nodes know the one before
     size_t factors, greedy;          // with a selector
   };
+
+  /// Successors of the weights before are tokens to try as well: on a device they are found anew
+  /// over many steps.
+  void take_over(const ExecContext& exec) override {
+    if (exec.device == Device::kCpu) prepare(exec);
+    next_successors_ = exec.device == Device::kCpu ? head_.vocab_size : 0;
+  }
 
   void check_selector() const {
     OPENSPEC_CHECK_ARG(head_.selector_top_k <= kMaxTopDrafts, "selector_top_k must be at most ",
@@ -144,17 +163,22 @@ class DFlashDrafter final : public OnePassDrafter<HeadDrafter<DFlash>> {
   }
 
   /// Of every token, once, on a device: what its pairs are worth with all others, and the best.
-  void find_successors(const ExecContext& exec) {
-    const TokenPairs pairs = model_->markov_pairs();
-    const int room = std::min(most_rows(), kSuccessorsAtOnce);
-    std::vector<int32_t> every(static_cast<size_t>(room)), one(every.size(), 1);
+  void upload_counts(const ExecContext& exec) {
+    std::vector<int32_t> every(static_cast<size_t>(successor_rows())), one(every.size(), 1);
     std::iota(every.begin(), every.end(), 0);
     const size_t bytes = every.size() * sizeof(int32_t);
     device::copy_to_device(at<int32_t>(at_.every), every.data(), bytes, exec.stream);
     device::copy_to_device(at<int32_t>(at_.one), one.data(), bytes, exec.stream);
+  }
+  int successor_rows() const { return std::min(most_rows(), kSuccessorsAtOnce); }
+
+  /// Of `most` tokens from `first` on, as many as there are.
+  void find_successors(const ExecContext& exec, int first, int most) {
+    const TokenPairs pairs = model_->markov_pairs();
     const auto* zeros = at<int32_t>(at_.none);
-    for (int token = 0; token < head_.vocab_size; token += room) {
-      const int count = std::min(room, head_.vocab_size - token);
+    const int end = std::min(first + most, head_.vocab_size);
+    for (int token = first; token < end; token += successor_rows()) {
+      const int count = std::min(successor_rows(), end - token);
       device::fill_zero(logits(), static_cast<size_t>(count) * logits_bytes(), exec.stream);
       ops::block_step(exec, {.table = {},
                              .first_sample = at<int32_t>(at_.every),
@@ -180,7 +204,6 @@ class DFlashDrafter final : public OnePassDrafter<HeadDrafter<DFlash>> {
                  .top_k = kNumSuccessors,
                  .tokens = at<int32_t>(at_.successors) + int64_t{token} * kNumSuccessors});
     }
-    device::synchronize(exec.stream);
   }
 
   void add_markov(const ExecContext& exec, const TableView& table, const WantedDrafts& wanted,
@@ -298,6 +321,7 @@ class DFlashDrafter final : public OnePassDrafter<HeadDrafter<DFlash>> {
   }
 
   Places at_{};
+  int next_successors_ = head_.vocab_size;  // of the first token whose are to be found anew
 };
 
 const DrafterRegistration kRegistrations[] = {{"dflash", make_drafter_of<DFlashDrafter>},

@@ -35,6 +35,7 @@ class PEagleDrafter final : public OnePassDrafter<FeatureDrafter<Eagle3>> {
   }
 
  private:
+  void take_over(const ExecContext& exec) override { prepare(exec); }
   void propose_blocks(const ExecContext& exec, const TableView& table,
                       const WantedDrafts& wanted) override {
     const Room room = room_of(exec, wanted);

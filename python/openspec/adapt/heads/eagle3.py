@@ -28,7 +28,7 @@ from openspec.adapt.heads.parts import (
     ReadText,
     RMSNorm,
     TargetEnds,
-    TrainableHead,
+    VocabularyHead,
     init_matrices,
     joint_softmax,
     rotary_tables,
@@ -85,7 +85,7 @@ class Midlayer(nn.Module):
         return total.transpose(1, 2).flatten(2)
 
 
-class Eagle3Head(TrainableHead):
+class Eagle3Head(VocabularyHead):
     """fc, one layer, norm and an LM head over the draft vocabulary; embeddings are the target's."""
 
     most_drafts = STEPS
@@ -98,7 +98,6 @@ class Eagle3Head(TrainableHead):
         self.fc = nn.Linear(len(plan.capture_layers) * size, size, bias=False)
         self.norm = RMSNorm(size, plan.geometry.rms_norm_eps)
         self.lm_head = nn.Linear(size, len(plan.vocabulary), bias=False)
-        self.vocabulary: Tensor
         self.to_draft: Tensor
         self.register_buffer("vocabulary", plan.vocabulary, persistent=False)
         to_draft = torch.full((plan.geometry.vocab_size,), -1)
@@ -112,6 +111,10 @@ class Eagle3Head(TrainableHead):
             self.lm_head.weight.copy_(ends.head[self.vocabulary])
             self.norm.weight.copy_(ends.norm)
             self.fc.weight[:, -self.geometry.hidden_size :].fill_diagonal_(1)
+
+    def learn_for(self, num_drafts: int) -> None:
+        """A pass for each draft, at most as many as there are."""
+        self.most_drafts = min(self.most_drafts, num_drafts)
 
     def first(
         self, embedded: Tensor, features: Tensor, mask: Tensor, places: Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+WIDTH_OF_RATE, START_RATE = 320, 0.1
 
 Tables: TypeAlias = tuple[Tensor, Tensor]
 """Cosines and sines of RoPE, [..., head_dim / 2]."""
@@ -108,6 +111,9 @@ class TrainableHead(nn.Module, ABC):
     def drafts(self, text: ReadText, ends: TargetEnds, count: int) -> Tensor:
         """`count` drafts after each position from text.prompt on, [rows, count] target ids."""
 
+    def learn_for(self, num_drafts: int) -> None:
+        """Learns no further ahead than drafts will go, where that saves time; blocks do not."""
+
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """The content of config.json."""
@@ -123,6 +129,13 @@ class TrainableHead(nn.Module, ABC):
             RuntimeError: names or shapes are others, with both.
         """
         self.load_state_dict(tensors)
+
+
+class VocabularyHead(TrainableHead):
+    """A head that drafts a part of the target's tokens alone."""
+
+    vocabulary: Tensor  # [draft_vocab_size] target ids, rising where it was made here
+    lm_head: nn.Linear  # a row for each of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +155,12 @@ class HeadKind:
     num_extra_rows: int = 0
     """Rows of a block that draft nothing."""
     rate: float
-    """Learning rate of a head of width 320; wider ones take less."""
+    """Learning rate of a new head of width 320."""
+
+    def rate_of(self, width: int, is_new: bool) -> float:
+        """Wider heads take less, and so do those that have learned already."""
+        by_width = math.sqrt(WIDTH_OF_RATE / width)
+        return self.rate * by_width * (1.0 if is_new else START_RATE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

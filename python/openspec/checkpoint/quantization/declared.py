@@ -79,6 +79,8 @@ class Declared:
         return any(_names(entry, module) for entry in self.ignored)
 
 
+_SLOW = re.compile(r"\)[*+{]|([*+{][^*+{]*){7}")
+"""Regular expressions that may take for ever to match the name of a module."""
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
@@ -161,6 +163,8 @@ def _modules(keys: JsonKeys, *names: str) -> tuple[str, ...]:
                     re.compile(entry[3:])
                 except re.error:
                     keys.refuse(name, f"regular expressions after re:, not {entry!r}")
+                if _SLOW.search(entry):
+                    keys.refuse(name, f"fewer repeats, and none of a group, in {entry!r}")
             found.append(entry)
     return tuple(found)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from openspec.engine.core import executor
+from openspec.engine.core.drafters import Drafters
 from openspec.engine.core.executor import Runner
 from openspec.engine.core.grammars import Grammars
 from openspec.engine.core.kv_events import KVEventPublisher
@@ -18,6 +19,7 @@ from openspec.engine.core.run_queue import NotAdmitted
 from openspec.engine.core.scheduler import Scheduler
 from openspec.errors import EngineError, OutOfPages
 from openspec.messages import (
+    DrafterState,
     EngineInfo,
     EngineOutput,
     EngineRequest,
@@ -61,14 +63,20 @@ class EngineCore:
         stats_interval_s: float = 0.0,
         kv_events: KVEventPublisher | None = None,
         displaces: bool = False,
+        drafters: Drafters | None = None,
     ) -> None:
-        """`displaces`: whether priority may take a running sequence's place."""
+        """`displaces`: whether priority may take a running sequence's place.
+
+        `drafters` are heads that may take each other's place; None: the one that is there stays.
+        """
         self.info = info
         self._runner = runner
         self._scheduler = Scheduler(config, runner, displaces)
         self.grammars = Grammars(runner)
+        self.drafters = drafters or Drafters(runner, info.method)
         self._ready: list[EngineOutput] = []
-        self._in_flight: deque[tuple[StepPlan, StepLease]] = deque()
+        self._in_flight: deque[tuple[StepPlan, StepLease, int]] = deque()
+        """Steps, and the version of the head that each was launched with."""
         self._stats_log = StatsLog(stats_interval_s)
         self._num_step_failures = self._num_admission_failures = 0
         self._num_failures_in_a_row = 0
@@ -128,6 +136,8 @@ class EngineCore:
         stats.num_expert_layers, stats.num_distinct_experts, stats.num_expert_rows = (
             runner.stats.experts
         )
+        stats.experts_of_drafts = runner.stats.experts_of_drafts
+        stats.experts_of_sequences = runner.stats.experts_of_sequences
         of_gpus = runner.stats.exchange
         stats.exchange_rounds = [num_rounds for num_rounds, _ in of_gpus]
         stats.exchange_wait_seconds = [seconds for _, seconds in of_gpus]
@@ -141,9 +151,40 @@ class EngineCore:
         self._runner.forget_answers()
         self._publish_kv_events()
 
+    def drafter_state(self) -> DrafterState:
+        """Which head drafts, and what came of its drafts."""
+        return self.drafters.state(self._scheduler.stats)
+
+    def exchange_drafter(
+        self,
+        *,
+        back: bool = False,
+        flush_prefix_cache: bool = False,
+        weight_version: str | None = None,
+    ) -> DrafterState:
+        """Between two steps: the head that was loaded drafts, or with `back` the one before it.
+
+        With `flush_prefix_cache` no later request begins with what the other head wrote.
+
+        Raises:
+            RequestError: there is no such head, or it is being loaded.
+        """
+        self.drafters.exchange(back=back, weight_version=weight_version)
+        if flush_prefix_cache:
+            self.reset_prefix_cache()
+        state = self.drafter_state()
+        logger.info(
+            "draft head: version %d, %s, drafts from here on; the exchange took %.0f us",
+            state.version,
+            state.folder,
+            state.gap_us,
+        )
+        return state
+
     def close(self) -> None:
         """Closes what others are connected to, or hold on to; nothing may follow."""
         self.grammars.close()
+        self.drafters.close()
         if self._kv_events is not None:
             self._kv_events.close()
 
@@ -166,12 +207,12 @@ class EngineCore:
         if not self._in_flight:
             self._scheduler.await_work(GRAMMAR_WAIT_S)
             return []
-        plan = self._in_flight[0][0]
+        plan, _, version = self._in_flight[0]
         try:
             results = self._finish_oldest()
         except Exception as error:
             return self._recover(plan, error)
-        return self._take(plan, results)
+        return self._take(plan, results, version)
 
     def _publish_kv_events(self) -> None:
         if self._kv_events is not None:
@@ -179,17 +220,21 @@ class EngineCore:
 
     def _launch(self, plan: StepPlan) -> None:
         if self.on_launch is not None:
-            plans = [plan, *(other for other, _ in self._in_flight)]
+            plans = [plan, *(other for other, _, _ in self._in_flight)]
             self.on_launch(sum(one.num_rows for one in plans))
-        self._in_flight.append((plan, executor.launch(self._runner, plan.spans)))
+        lease = executor.launch(self._runner, plan.spans)
+        self._in_flight.append((plan, lease, self.drafters.version))
 
     def _finish_oldest(self) -> Sequence[SpanResult]:
         results = executor.finish(self._in_flight[0][1])
         self._in_flight.popleft()
         return results
 
-    def _take(self, plan: StepPlan, results: Sequence[SpanResult]) -> list[EngineOutput]:
+    def _take(
+        self, plan: StepPlan, results: Sequence[SpanResult], version: int
+    ) -> list[EngineOutput]:
         self._num_failures_in_a_row = 0
+        self.drafters.count_step(version, self._scheduler.stats)
         outputs = self._scheduler.update(plan, results)
         self._stats_log.tick(self.stats)
         self._num_steps += 1
@@ -227,7 +272,7 @@ class EngineCore:
                 error = again
                 self._give_up()
             else:
-                return self._take(plan, results)
+                return self._take(plan, results, self.drafters.version)
 
     def _refuse(self, refusal: NotAdmitted) -> list[EngineOutput]:
         """Ends a request that the device could not take, or whose grammar is not there."""

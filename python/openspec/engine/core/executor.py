@@ -63,6 +63,9 @@ class Runner(Protocol):
     def forget_answers(self) -> None: ...
     def take_page_events(self) -> Sequence[PageEvent]: ...
     def check_integrity(self) -> None: ...
+    def exchange_drafter(self) -> None:
+        """Between launches: another head's weights take the place of the drafter's."""
+
     def reserve(self, spans: Sequence[Span], /) -> StepLease:
         """Pages for a step, all or nothing; raises OutOfPages."""
 

@@ -21,7 +21,7 @@ from openspec.engine.processes import protocol
 from openspec.engine.processes.child import ENGINE_COMMAND, EngineChild
 from openspec.engine.processes.output_stream import OutputStream
 from openspec.errors import ConfigError, EngineError, RequestError
-from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
+from openspec.messages import DrafterState, EngineInfo, EngineOutput, EngineRequest, EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,9 @@ class EngineClient(asyncio.Protocol):
         self._unsent: list[_Submission] = []
         self._is_writable = True
         self._stats_waiters: deque[asyncio.Future[EngineStats]] = deque()
+        self._drafter_waiter: asyncio.Future[DrafterState] | None = None
+        self.drafter: DrafterState | None = None
+        """The draft head as it was told last; None: it was not."""
         self._child: EngineChild | None = None
         self._transport: asyncio.Transport | None = None
         self._info: EngineInfo | None = None
@@ -221,6 +224,43 @@ class EngineClient(asyncio.Protocol):
             self._send(protocol.ResetPrefixCache())
         await self.stats()
 
+    async def stage_drafter(self, path: str, sha256: str | None = None) -> DrafterState:
+        """Loads another draft head beside the one that drafts, while steps run.
+
+        Raises:
+            RequestError: it is not taken; nothing has changed.
+            EngineError: if the engine is gone.
+        """
+        return await self._ask_drafter(protocol.StageDrafter(path, sha256))
+
+    async def exchange_drafter(
+        self,
+        *,
+        back: bool = False,
+        flush_prefix_cache: bool = False,
+        weight_version: str | None = None,
+    ) -> DrafterState:
+        """Has the head that was loaded draft, or with `back` the one that drafted before.
+
+        Raises:
+            RequestError: there is none.
+            EngineError: if the engine is gone.
+        """
+        message = protocol.ExchangeDrafter(back, flush_prefix_cache, weight_version)
+        return await self._ask_drafter(message)
+
+    async def _ask_drafter(
+        self, message: protocol.StageDrafter | protocol.ExchangeDrafter
+    ) -> DrafterState:
+        if not self._is_alive:
+            raise EngineError(self._reason or "the engine is closed")
+        if self._drafter_waiter is not None:
+            raise RequestError("another head is being loaded; try again later", code="drafter_busy")
+        waiter: asyncio.Future[DrafterState] = asyncio.get_running_loop().create_future()
+        self._drafter_waiter = waiter
+        self._send(message)
+        return await waiter
+
     def set_vocabulary(self, tokens: list[bytes], vocab_size: int, stop_ids: list[int]) -> None:
         """The bytes of each token, once, before the first grammar."""
         self._send(protocol.SetVocabulary(tokens, vocab_size, stop_ids))
@@ -286,9 +326,12 @@ class EngineClient(asyncio.Protocol):
                 if (stream := self._streams.pop(request_id, None)) is not None:
                     stream.end(RequestError(message.message, message.param, message.code))
         elif isinstance(message, protocol.Stats):
+            self.drafter = message.drafter
             waiter = self._stats_waiters.popleft()
             if not waiter.done():
                 waiter.set_result(message.stats)
+        elif isinstance(message, protocol.DrafterAnswer):
+            self._take_drafter(message)
         elif isinstance(message, protocol.Ready):
             if not self._ready.done():
                 self._ready.set_result(message.info)
@@ -301,6 +344,16 @@ class EngineClient(asyncio.Protocol):
             self._last_stats = message.stats
             self._reason = f"the engine failed: {message.message}"
             self._begin_burial()  # the process may take its time to end
+
+    def _take_drafter(self, message: protocol.DrafterAnswer) -> None:
+        self.drafter = message.drafter
+        waiter, self._drafter_waiter = self._drafter_waiter, None
+        if waiter is None or waiter.done():
+            return
+        if message.refusal is None:
+            waiter.set_result(message.drafter)
+        else:
+            waiter.set_exception(RequestError(message.refusal, message.param, message.code))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The child closed its end, or died."""
@@ -359,6 +412,9 @@ class EngineClient(asyncio.Protocol):
             waiter = self._stats_waiters.popleft()
             if not waiter.done():
                 waiter.set_exception(EngineError(reason))
+        if self._drafter_waiter is not None and not self._drafter_waiter.done():
+            self._drafter_waiter.set_exception(EngineError(reason))
+        self._drafter_waiter = None
 
     def _send_unsent(self) -> None:
         while self._unsent and self._is_writable:

@@ -38,6 +38,8 @@ from openspec.messages import EngineStats
 logger = logging.getLogger(__name__)
 
 IDLE_BEAT_S = 1.0
+LOAD_LOOK_S = 0.01
+"""How long an idle engine waits at a time while a draft head is loaded."""
 
 Load: TypeAlias = Callable[[EngineConfig, Share], EngineCore]
 
@@ -106,12 +108,15 @@ def _start(channel: protocol.EngineChannel, heartbeat: Heartbeat, load: Load) ->
 def _exchange(channel: protocol.EngineChannel, heartbeat: Heartbeat, core: EngineCore) -> bool:
     """Takes what the client sent, waiting for it if there is no work. False: the client closes."""
     while True:
-        wait_s = 0.0 if core.has_work else IDLE_BEAT_S
+        idle_s = LOAD_LOOK_S if core.drafters.is_loading else IDLE_BEAT_S
+        wait_s = 0.0 if core.has_work else idle_s
         heartbeat.beat(wait_s)
         for message in channel.receive(wait_s):
             if isinstance(message, protocol.Close):
                 return False
             _handle(channel, core, message)
+        if (load := core.drafters.take_load()) is not None:
+            _answer_drafter(channel, core, load.result)
         if core.has_work:
             return True
 
@@ -127,15 +132,44 @@ def _handle(channel: protocol.EngineChannel, core: EngineCore, message: protocol
         for request_id in message.request_ids:
             core.abort(request_id)
     elif isinstance(message, protocol.ReadStats):
-        channel.send(protocol.Stats(core.stats()))
+        channel.send(protocol.Stats(core.stats(), core.drafter_state()))
     elif isinstance(message, protocol.ResetPrefixCache):
         core.reset_prefix_cache()
+    elif isinstance(message, protocol.StageDrafter):
+        try:
+            core.drafters.begin_load(message.path, message.sha256)
+        except RequestError as error:
+            _refuse_drafter(channel, core, error)
+    elif isinstance(message, protocol.ExchangeDrafter):
+        exchange = functools.partial(
+            core.exchange_drafter,
+            back=message.back,
+            flush_prefix_cache=message.flush_prefix_cache,
+            weight_version=message.weight_version,
+        )
+        _answer_drafter(channel, core, exchange)
     elif isinstance(message, protocol.SetVocabulary):
         core.grammars.set_vocabulary(message.tokens, message.vocab_size, message.stop_ids)
     elif isinstance(message, protocol.LoadGrammar):
         core.grammars.load_grammar(message.key, message.data)
     elif isinstance(message, protocol.DropGrammar):
         core.grammars.drop_grammar(message.key)
+
+
+def _answer_drafter(
+    channel: protocol.EngineChannel, core: EngineCore, act: Callable[[], object]
+) -> None:
+    try:
+        act()
+    except RequestError as error:
+        _refuse_drafter(channel, core, error)
+    else:
+        channel.send(protocol.DrafterAnswer(core.drafter_state()))
+
+
+def _refuse_drafter(channel: protocol.EngineChannel, core: EngineCore, error: RequestError) -> None:
+    answer = protocol.DrafterAnswer(core.drafter_state(), str(error), error.param, error.code)
+    channel.send(answer)
 
 
 def _one_line(error: Exception) -> str:

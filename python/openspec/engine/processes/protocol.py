@@ -15,7 +15,7 @@ import msgspec
 from openspec import child_process
 from openspec.config import EngineConfig
 from openspec.engine.devices import Share
-from openspec.messages import EngineInfo, EngineOutput, EngineRequest, EngineStats
+from openspec.messages import DrafterState, EngineInfo, EngineOutput, EngineRequest, EngineStats
 
 _CHUNK_BYTES = 1 << 18
 _encoder = msgspec.msgpack.Encoder()
@@ -51,6 +51,21 @@ class ReadStats(msgspec.Struct, tag="read_stats", frozen=True):
 
 class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True):
     """Forget all cached prefixes."""
+
+
+class StageDrafter(msgspec.Struct, tag="stage_drafter", frozen=True):
+    """Load another draft head beside the one that drafts, while steps run; one at a time."""
+
+    path: str
+    sha256: str | None = None
+
+
+class ExchangeDrafter(msgspec.Struct, tag="exchange_drafter", frozen=True):
+    """Have the head that was loaded draft, or with `back` the one that drafted before."""
+
+    back: bool = False
+    flush_prefix_cache: bool = False
+    weight_version: str | None = None
 
 
 class SetVocabulary(msgspec.Struct, tag="set_vocabulary", frozen=True):
@@ -110,6 +125,17 @@ class Stats(msgspec.Struct, tag="stats", frozen=True):
     """Answer to the oldest unanswered `ReadStats`."""
 
     stats: EngineStats
+    drafter: DrafterState
+
+
+class DrafterAnswer(msgspec.Struct, tag="drafter_answer", frozen=True):
+    """Answer to the oldest unanswered `StageDrafter` or `ExchangeDrafter`."""
+
+    drafter: DrafterState
+    refusal: str | None = None
+    """Why nothing was done."""
+    param: str | None = None
+    code: str | None = None
 
 
 class Fatal(msgspec.Struct, tag="fatal", frozen=True):
@@ -126,12 +152,14 @@ ToEngine: TypeAlias = (
     | Abort
     | ReadStats
     | ResetPrefixCache
+    | StageDrafter
+    | ExchangeDrafter
     | SetVocabulary
     | LoadGrammar
     | DropGrammar
     | Close
 )
-ToClient: TypeAlias = Ready | StartFailed | Outputs | Rejected | Stats | Fatal
+ToClient: TypeAlias = Ready | StartFailed | Outputs | Rejected | Stats | DrafterAnswer | Fatal
 
 
 def frame(message: ToEngine | ToClient) -> bytes:

@@ -13,7 +13,7 @@ import msgspec
 
 from openspec.engine.processes.client import EngineClient
 from openspec.errors import ConfigError, EngineError
-from openspec.messages import EngineInfo, EngineStats, total_stats
+from openspec.messages import DrafterState, EngineInfo, EngineStats, total_stats
 
 logger = logging.getLogger(__name__)
 
@@ -148,6 +148,11 @@ class Replica:
     def pid(self) -> int | None:
         """Process id of its newest engine; None: there was none so far."""
         return None if self._newest is None else self._newest.pid
+
+    @property
+    def drafter(self) -> DrafterState | None:
+        """The draft head of its newest engine, as it was told last; None: it was not."""
+        return None if self._newest is None else self._newest.drafter
 
     @property
     def num_sequences(self) -> int:

@@ -15,8 +15,8 @@ from openspec.engine.processes.output_stream import OutputStream
 from openspec.engine.processes.placement import choose, page_keys
 from openspec.engine.processes.replica import Replica
 from openspec.engine.processes.standby import Standby
-from openspec.errors import ConfigError, EngineError
-from openspec.messages import EngineInfo, EngineRequest, EngineStats, total_stats
+from openspec.errors import ConfigError, EngineError, RequestError
+from openspec.messages import DrafterState, EngineInfo, EngineRequest, EngineStats, total_stats
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,11 @@ class Replicas:
         self._tasks: set[asyncio.Task[None]] = set()
         """First engines that are still starting, and a rolling restart."""
         self._is_rolling = False
+        self._staged: tuple[str, str | None] | None = None
+        """Path and hash of the head that was loaded last."""
+        self._head: tuple[str, str | None, str | None] | None = None
+        """These and the name of the head that drafts; None: that of the settings."""
+        self._head_before: tuple[str, str | None, str | None] | None = None
         self._vocabulary: tuple[list[bytes], int, list[int]] | None = None
         self._grammars: dict[str, bytes] = {}
         self._all_given_up = asyncio.Event()
@@ -59,6 +64,7 @@ class Replicas:
         self, index: int, start: Callable[[], Awaitable[EngineClient]]
     ) -> EngineClient:
         engine = await start()
+        await self._bring_head(engine)
         self.all[index].begin(engine.info)
         self._infos[index] = engine.info
         longest = min(info.max_model_len for info in self._infos.values())
@@ -226,6 +232,78 @@ class Replicas:
         for one in alive:
             one.prefixes.clear()
         await asyncio.gather(*(one.engine.reset_prefix_cache() for one in alive))
+
+    async def stage_drafter(self, path: str, sha256: str | None = None) -> None:
+        """Loads another draft head beside the one that drafts, in every engine, while steps run.
+
+        Raises:
+            RequestError: an engine does not take it; all draft as before.
+            EngineError: an engine failed meanwhile.
+        """
+        self._staged = None
+        await self._each_drafter(lambda engine: engine.stage_drafter(path, sha256))
+        self._staged = (path, sha256)
+
+    async def exchange_drafter(
+        self,
+        *,
+        back: bool = False,
+        flush_prefix_cache: bool = False,
+        weight_version: str | None = None,
+    ) -> None:
+        """Has the head that was loaded draft in every engine, or with `back` the one before it.
+
+        An engine that is started later gets it, too.
+
+        Raises:
+            RequestError: there is no such head.
+            EngineError: an engine failed meanwhile.
+        """
+        if back:
+            await self._check_previous()
+        await self._each_drafter(
+            lambda engine: engine.exchange_drafter(
+                back=back, flush_prefix_cache=flush_prefix_cache, weight_version=weight_version
+            )
+        )
+        if flush_prefix_cache:
+            for one in self.all:
+                one.prefixes.clear()
+        loaded = None if self._staged is None else (*self._staged, weight_version)
+        self._head, self._head_before = (
+            (self._head_before, self._head) if back else (loaded, self._head)
+        )
+
+    async def _check_previous(self) -> None:
+        """Engines that were started again know other heads than the others."""
+        await self.stats()
+        drafters = [one.engine.drafter for one in self.all if one.is_alive]
+        previous = {one.previous.sha256 if one and one.previous else "" for one in drafters}
+        if len(previous) > 1:
+            raise RequestError(
+                "the engines had different heads before this one; load the one that you want",
+                code="no_previous_drafter",
+            )
+
+    async def _each_drafter(self, ask: Callable[[EngineClient], Awaitable[DrafterState]]) -> None:
+        alive = [one.engine for one in self.all if one.is_alive]
+        if not alive:
+            raise EngineError("no engine runs", self.failure)
+        answers = await asyncio.gather(*map(ask, alive), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+
+    async def _bring_head(self, engine: EngineClient) -> None:
+        """An engine that starts later has the settings' head; the others have gone on."""
+        if self._head is None:
+            return
+        path, sha256, weight_version = self._head
+        try:
+            await engine.stage_drafter(path, sha256)
+            await engine.exchange_drafter(weight_version=weight_version)
+        except (RequestError, EngineError) as error:
+            logger.error("an engine drafts with the head of the start: %s", error)
 
     async def close(self) -> None:
         """Ends all engines; open streams fail with `EngineError`."""

@@ -24,13 +24,14 @@ from openspec.messages import (
     acceptance_rate,
     mean_acceptance_length,
 )
+from openspec.serve.endpoints.drafter import shown_drafter
 from openspec.serve.generation.answer import unless_gone
 from openspec.serve.generation.body import received_json
 from openspec.serve.generation.chat_prompt import render_chat
-from openspec.serve.generation.context import ServerContext, key_of
+from openspec.serve.generation.context import ServerContext
 from openspec.serve.generation.metrics import CONTENT_TYPE, kv_cache_usage, step_seconds
 from openspec.serve.shapes.chat import AbortRequest, DetokenizeRequest, TokenizeRequest
-from openspec.serve.shapes.wire import ApiError, error_response, json_response, overloaded
+from openspec.serve.shapes.wire import error_response, json_response, overloaded
 from openspec.text.tokenizer import Tokenizer
 
 JsonObject = dict[str, JsonValue]
@@ -121,6 +122,7 @@ async def server_info(context: ServerContext, _: Request) -> Response:
             **_for_routers(context),
             "step_seconds": dict(step_seconds(stats)),
             "spec_decode": _speculation(stats),
+            "drafter": shown_drafter(context),
             "num_replicas": len(engines),
             "engines": [_engine_state(one) for one in engines],
             # Under this name benchmark clients look for the acceptance length.
@@ -301,7 +303,7 @@ async def abort_request(context: ServerContext, request: Request) -> Response:
     async with received_json(context, request, AbortRequest) as (body, _, __):
         pass
     if body.abort_all:
-        _check_admin(context, request)
+        context.check_admin(request.scope["headers"])
         return json_response({"num_aborted": context.lifecycle.abort_all()})
     request_id = body.request_id or body.rid
     if not request_id:
@@ -312,31 +314,17 @@ async def abort_request(context: ServerContext, request: Request) -> Response:
 
 async def flush_cache(context: ServerContext, request: Request) -> Response:
     """Forgets all cached prefixes, and the responses that are kept."""
-    _check_admin(context, request)
+    context.check_admin(request.scope["headers"])
     context.responses.clear()
     await context.engine.reset_prefix_cache()
     return json_response({"message": "The prefix cache is empty, and no response is kept."})
-
-
-def _check_admin(context: ServerContext, request: Request) -> None:
-    """Demands the admin key where one is set.
-
-    Raises:
-        ApiError: 401.
-    """
-    key = context.config.admin_api_key
-    if key is not None and key_of(request.scope["headers"], [key.encode()]) is None:
-        raise ApiError(
-            401,
-            "Incorrect API key provided; this endpoint needs the admin API key.",
-            code="invalid_api_key",
-        )
 
 
 _SHOWN_STATS = (
     *("num_running", "num_waiting", "num_pages", "num_free_pages", "num_prompt_tokens"),
     *("num_generation_tokens", "prefix_cache_queries", "prefix_cache_hits"),
     *("num_expert_layers", "num_distinct_experts", "num_expert_rows"),
+    *("experts_of_drafts", "experts_of_sequences"),
     *("exchange_rounds", "exchange_wait_seconds"),
 )
 

@@ -214,6 +214,8 @@ class ServerContext:
     allowed_ids: Budget = field(init=False)
     grammars: GrammarStore = field(init=False)
     responses: KeptResponses = field(default_factory=KeptResponses)
+    is_draft_update: bool = False
+    """Whether a draft head may come by vLLM's paths."""
     recorder: Recorder | None = field(init=False, default=None)
     """Keeps texts for draft heads to learn from; None: nothing is kept."""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -304,6 +306,20 @@ class ServerContext:
         """
         if not self.engine.is_alive:
             self.check_engine()
+
+    def check_admin(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Demands the admin key where one is set.
+
+        Raises:
+            ApiError: 401.
+        """
+        key = self.config.admin_api_key
+        if key is not None and key_of(headers, [key.encode()]) is None:
+            raise ApiError(
+                401,
+                "Incorrect API key provided; this endpoint needs the admin API key.",
+                code="invalid_api_key",
+            )
 
     def check_model(self, name: str | None) -> None:
         """Refuses a model that is not served here.

@@ -278,9 +278,9 @@ class Job:
         written += delta.token_ids
         if delta.finish_reason not in ("stop", "length"):
             return
-        prompt = processor.request.prompt_token_ids
-        metrics = self._context.metrics
-        if self._recorder.offer([*prompt, *written], len(prompt)):
+        request, metrics = processor.request, self._context.metrics
+        prompt = request.prompt_token_ids
+        if self._recorder.offer([*prompt, *written], len(prompt), request.sampling.temperature):
             metrics.captured_tokens.inc(len(prompt) + len(written))
         else:
             metrics.capture_dropped.inc()

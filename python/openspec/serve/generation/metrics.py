@@ -80,6 +80,7 @@ class ServerMetrics:
         self._info = info
         self._stats = [EngineStats() for _ in range(num_engines)]
         self._failures: list[Mapping[str, int]] = [{} for _ in range(num_engines)]
+        self._num_swaps = [0] * num_engines
         self._common = {"model_name": model_name}
         self._families: list[tuple[tuple[str, ...], Collector]] = []
         self.time_to_first_token = self._histogram(
@@ -121,6 +122,9 @@ class ServerMetrics:
         self.load = own(Gauge, "server_load", "Generation requests in flight.")
         self.ready = own(Gauge, "ready", "1 if new requests are welcome.")
         self._alive = own(Gauge, "engine_alive", "1 if the engine runs.", "engine")
+        self._drafter_version = own(
+            Gauge, "drafter_version", "Of the draft head that drafts; 1: the first.", "engine"
+        )
         self._restarts = own(
             Gauge, "engine_restarts", "How often the engine was started again.", "engine"
         )
@@ -141,6 +145,7 @@ class ServerMetrics:
                 }
             )
             self._restarts.labels(name)
+            self._drafter_version.labels(name).set(1)
             self._alive.labels(name)
             for reason in FINISH_REASONS:
                 self.success.labels(name, reason)
@@ -157,6 +162,9 @@ class ServerMetrics:
         for name, engine in enumerate(engines):
             self._alive.labels(name).set(engine.is_alive)
             self._restarts.labels(name).set(engine.num_restarts)
+            if engine.drafter is not None:
+                self._drafter_version.labels(name).set(engine.drafter.version)
+                self._num_swaps[name] = engine.drafter.num_swaps
 
     def collect(self) -> Iterator[Metric]:
         """For the registry: every family, once under each of its prefixes."""
@@ -209,6 +217,12 @@ class ServerMetrics:
                 [stats.exchange_wait_seconds for stats in self._stats],
             ),
         )
+        swaps = CounterMetricFamily(
+            "drafter_swaps", "How often draft heads took each other's place.", labels=["engine"]
+        )
+        for engine, num_swaps in enumerate(self._num_swaps):
+            swaps.add_metric([str(engine)], num_swaps)
+        yield from self._shown(OWN, swaps)
         failures = CounterMetricFamily(
             "engine_failures", "How often the engine died or hung.", labels=["engine", "code"]
         )

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import openspec
-from openspec.serve.endpoints import info
+from openspec.serve.endpoints import drafter, info
 from openspec.serve.endpoints.chat import create_chat_completion
 from openspec.serve.endpoints.completions import create_completion
 from openspec.serve.endpoints.kept_responses import (
@@ -42,6 +42,11 @@ from openspec.serve.shapes.chat import (
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
+)
+from openspec.serve.shapes.drafter import (
+    DraftUpdateRequest,
+    LoadDrafterRequest,
+    UpdateWeightsRequest,
 )
 from openspec.serve.shapes.messages import CountTokensRequest, MessagesRequest
 from openspec.serve.shapes.responses import ResponsesRequest
@@ -125,6 +130,8 @@ GET_ROUTES: dict[str, Handler] = {
     "/v1/loads": info.loads,
     "/kv_event_sources": info.kv_event_sources,
     "/tokenizer_info": info.tokenizer_info,
+    "/v1/drafter": drafter.get_drafter,
+    "/weight_info": drafter.weight_info,
     "/openapi.json": openapi,
     "/docs": docs,
     "/ui": ui,
@@ -140,6 +147,13 @@ POST_ROUTES: dict[str, tuple[Handler, type[BaseModel] | None]] = {
     "/detokenize": (info.detokenize, DetokenizeRequest),
     "/abort_request": (info.abort_request, AbortRequest),
     "/flush_cache": (info.flush_cache, None),
+    "/v1/drafter/load": (drafter.load_drafter, LoadDrafterRequest),
+    "/v1/drafter/rollback": (drafter.roll_back_drafter, None),
+    "/update_weights_from_disk": (drafter.update_weights_from_disk, UpdateWeightsRequest),
+    "/init_weight_transfer_engine": (drafter.refuse_weight_transfer, None),
+    "/start_draft_weight_update": (drafter.start_draft_weight_update, None),
+    "/update_weights": (drafter.update_weights, DraftUpdateRequest),
+    "/finish_weight_update": (drafter.finish_weight_update, None),
     "/ping": (info.health, None),
 }
 ROUTES: dict[str, dict[str, Handler]] = {
@@ -163,6 +177,9 @@ _EXAMPLES: dict[str, dict[str, object]] = {
     "/v1/messages/count_tokens": _CHAT,
     "/tokenize": {"prompt": "Once upon a time"},
     "/detokenize": {"tokens": [1, 2, 3]},
+    "/v1/drafter/load": {"path": "head"},
+    "/update_weights_from_disk": {"model_path": "head", "update_draft_model": True},
+    "/update_weights": {"update_info": {"path": "head"}},
     "/abort_request": {"request_id": "the answer's id"},
 }
 

@@ -10,12 +10,12 @@ The first head is the one that the others are compared with.
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from openspec.adapt.scoring import StepPrices, step_prices
+from openspec.adapt.decide import Measured, decide
+from openspec.adapt.scoring import StepPrices, Tally, step_prices
 from openspec.adapt.target import ENGINE_SHARE
 from openspec.adapt.texts import read_prompts
 from openspec.config import EngineConfig
@@ -30,10 +30,6 @@ from openspec.messages import (
 )
 from openspec.settings.setting import named, number
 from openspec.specs.head import HeadSpec
-
-NUM_DRAWS = 2000  # of the bootstrap
-WORTH = 1.02
-"""A head is worth taking if it is surely so many times as fast."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +57,13 @@ class Judged:
     spec: HeadSpec
     prices: StepPrices
 
-    def speed(self, which: Sequence[int]) -> float:
-        """Tokens a second at one request, over some of the prompts."""
-        steps = sum(self.counters[i].num_drafts for i in which)
-        accepted = sum(self.counters[i].num_accepted_tokens for i in which)
-        return 1000 * (1 + accepted / max(1, steps)) / self.prices.drafted
+    @property
+    def measured(self) -> Measured:
+        """Prompt by prompt."""
+        tallies = [
+            Tally(one.num_drafts, one.num_drafts + one.num_accepted_tokens) for one in self.counters
+        ]
+        return Measured(tallies, [], {}, self.prices.drafted)
 
     def shown(self) -> str:
         """One line."""
@@ -74,8 +72,8 @@ class Judged:
         places = " ".join(f"{100 * share:.0f}%" for share in acceptance_per_position(total))
         return (
             f"{self.name}: {mean_acceptance_length(total):.3f} tokens a step ({places} by place), "
-            f"{self.speed(range(len(self.counters))):.0f} tokens/s at one request, plain decoding "
-            f"{1000 / self.prices.plain:.0f} (by step times)"
+            f"{self.measured.speed:.0f} tokens/s at one request, "
+            f"plain decoding {1000 / self.prices.plain:.0f} (by step times)"
         )
 
 
@@ -98,11 +96,7 @@ def compare_heads(config: EngineConfig, own: ScoreConfig) -> list[str]:
     for other in judged[1:]:
         if other.texts != first.texts:
             raise EngineError(f"{other.name}: its texts differ from those of {first.name}")
-        low, middle, high = ratios(first, other)
-        verdict = "take it" if low >= WORTH else "keep the first" if high < WORTH else "no verdict"
-        lines.append(
-            f"{other.name} is {middle:.3f}x as fast ({low:.3f} to {high:.3f}, 95 %): {verdict}"
-        )
+        lines.append(f"{other.name} is {decide(first.measured, other.measured).why}")
     return lines
 
 
@@ -134,15 +128,3 @@ def judge(config: EngineConfig, folder: str, own: ScoreConfig, others: Sequence[
     counters = tuple(one.metrics.spec_decode or SpecDecodeStats() for one in outputs)
     texts = tuple(tuple(output.outputs[0].token_ids) for output in outputs)
     return Judged(folder, counters, texts, spec, prices)
-
-
-def ratios(first: Judged, other: Judged) -> tuple[float, float, float]:
-    """Of the other's speed to the first's: 2.5 %, all prompts, 97.5 %, prompts drawn in pairs."""
-    every, drawn = range(len(first.counters)), random.Random(0)
-    found = []
-    for _ in range(NUM_DRAWS):
-        which = drawn.choices(every, k=len(every))
-        found.append(other.speed(which) / first.speed(which))
-    found.sort()
-    middle = other.speed(every) / first.speed(every)
-    return found[NUM_DRAWS // 40], middle, found[-NUM_DRAWS // 40]

@@ -1,0 +1,1 @@
+"""One turn of adapting a head: measure, learn, decide, swap."""

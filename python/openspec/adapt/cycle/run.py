@@ -1,0 +1,311 @@
+"""`python -m openspec.adapt run`: a head for your own traffic, if there is one to be had.
+
+    python -m openspec.adapt run --model DIR --method METHOD --records DIR --base FILE --out HEAD
+
+Measures how far the present head drafts along texts of the traffic, tries for a moment what
+learning brings, and stops where that is next to nothing. Else it fits the draft vocabulary, trains
+with a fourth of base texts, and compares both heads on texts that neither has seen. With --server a
+running server takes the better head between two steps, and the old one back if its drafts come less
+far than before. No text changes, whatever comes of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import logging
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from openspec.adapt.cycle.server import Server, counters_of, live_length
+from openspec.adapt.cycle.shadow import HeadSourceConfig, Shadow, opened, shown
+from openspec.adapt.cycle.vocabulary import chosen, coverage, shares, with_vocabulary
+from openspec.adapt.cycle.watch import DRAFTS, EXPECTED, LENGTH, ServerConfig
+from openspec.adapt.decide import Measured, Verdict, decide
+from openspec.adapt.heads.parts import TargetEnds, TrainableHead, VocabularyHead
+from openspec.adapt.loop import Schedule, Trainer
+from openspec.adapt.replay import HeadStates
+from openspec.adapt.scoring import step_prices
+from openspec.adapt.target import answering_config, load_ends, set_threads
+from openspec.adapt.texts import Texts, batches, gather
+from openspec.config import EngineConfig
+from openspec.errors import ConfigError
+from openspec.llm import LLM
+from openspec.settings.setting import named, number
+
+logger = logging.getLogger(__name__)
+
+TRIAL_S, TRIAL_SHARE = 15.0, 0.1
+"""The trial takes the lesser one: seconds, and a share of the time."""
+TRIAL_WORTH = 1.01
+"""What a trial gains that is worth going on from."""
+ENOUGH_STEPS = 100
+"""A trial of fewer steps says nothing of what learning brings."""
+MOST_FORGOTTEN, FORGETTING = 0.985, 10.0
+"""Below that share of its length on base texts, a head loses so many times what it forgets."""
+ENOUGH_DRAFTS, ROLLBACK_BELOW = 2000, 0.98
+"""A swap is taken back if, over so many steps, drafts come less far than that of before."""
+AT_HOME = 0.98
+"""Traffic along which a head drafts nearly as far as along its base texts is its own domain."""
+
+
+@dataclass(frozen=True)
+class RunConfig(HeadSourceConfig, ServerConfig):
+    """Settings of one turn."""
+
+    out: str | None = named(None, "DIR")
+    """Folder of the new head, which is made; for --server below its --drafter-dir."""
+    minutes: float = number(8.0, 0.01, 1e6)
+    """Wall time of all stages together."""
+    answer_share: float = number(0.25, 0.0, 0.9)
+    """Of the time, what answers to --prompts take."""
+    batch_rows: int = number(4, 1, 1 << 12)
+    """Rows of a training step."""
+    rate: float | None = number(None, 0.0, 1.0)
+    """Learning rate; default: a tenth of the kind's for a new head."""
+    max_steps: int | None = number(None, 1, 1 << 40)
+    """Steps of training, if the time does not end first."""
+    anyway: bool = False
+    """Train although the trial says that it is not worth it."""
+    force: bool = False
+    """Take the new head whatever is decided, unless it has numbers that are not finite."""
+    watch_s: float = number(60.0, 0.0, 86400.0)
+    """Seconds after the swap in which --server's counters decide whether the head stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it."""
+
+    before: Measured
+    after: Measured
+    num_drafts: int
+    verdict: Verdict
+    notes: list[str] = field(default_factory=list)
+    """Sentences about what happened on the way."""
+
+    @property
+    def shown(self) -> str:
+        """The report."""
+        before, after = self.before, self.after
+        base = ""
+        if before.base_length is not None and after.base_length is not None:
+            base = f"; base texts {100 * (after.base_length / before.base_length - 1):+.1f} %"
+        return "\n".join(
+            [
+                f"your traffic: {before.length:.2f} to {after.length:.2f} tokens a step with "
+                f"{self.num_drafts} drafts, {before.speed:.0f} to {after.speed:.0f} tokens a "
+                f"second at one request{base}",
+                f"the new head is {self.verdict.why}",
+                *self.notes,
+            ]
+        )
+
+
+class Turn:
+    """One turn, from texts to a head that is taken or not."""
+
+    def __init__(self, config: EngineConfig, own: RunConfig) -> None:
+        """Checks what can be checked before the model is loaded.
+
+        Raises:
+            ConfigError: with the setting and the remedy.
+        """
+        self.begin = time.monotonic()
+        if own.out is None:
+            raise ConfigError("--out is needed")
+        own.check_sources()
+        self.out, self.own, self.server = Path(own.out), own, own.opened()
+        if self.out.exists():
+            raise ConfigError(f"--out {self.out} is there already; name a new folder")
+        if self.server is not None and config.draft_model is None:
+            config = dataclasses.replace(config, draft_model=self.server.drafter()["folder"])
+        self.config = config.with_folders()
+        self.old = opened(self.config, own)
+        self.num_drafts = self.config.num_speculative_tokens or self.old.head.most_drafts
+        self.old.head.learn_for(self.num_drafts)
+        self.notes: list[str] = []
+
+    def run(self) -> Outcome:
+        """Measures, learns, decides; a head that is taken is written, and swapped in."""
+        with LLM(**dataclasses.asdict(answering_config(self.config))) as llm:
+            set_threads(self.config)
+            torch.manual_seed(self.own.training_seed)
+            lesson = self._lesson(llm)
+            before = lesson.measured(self.old.head)
+            self._say(f"now {shown(before, self.num_drafts)}")
+            head, after = self._learned(lesson, before)
+        is_finite = all(bool(one.isfinite().all()) for one in head.state_dict().values())
+        verdict = decide(before, after, is_finite)
+        outcome = Outcome(before, after, self.num_drafts, verdict, self.notes)
+        is_new = head is not self.old.head
+        if is_new and (verdict.takes_it or (self.own.force and is_finite)):
+            self._take(head, after)
+        else:
+            self._say("nothing is written, nothing is swapped")
+        self._say(f"{(time.monotonic() - self.begin) / 60:.1f} minutes")
+        return outcome
+
+    def _lesson(self, llm: LLM) -> Lessons:
+        own = self.own
+        texts = gather(llm, own, own.minutes * 60 * own.answer_share, lambda *_: None)
+        ends = load_ends(llm.model_config, torch.device(llm.engine.info.device))
+        self.old.head.to(ends.embedding.device)
+        folder = self.old.start.model.folder
+        price = step_prices(self.config, self.config.method, folder, self.num_drafts).drafted
+        states = HeadStates(llm, self.old.head, ends)
+        num_tokens = sum(len(text.tokens) - text.prompt for text in texts.learned)
+        self._say(f"{len(texts.learned)} texts, {num_tokens} tokens to learn from")
+        return Lessons(texts, ends, states, Shadow(states, texts, self.num_drafts, price))
+
+    def _learned(self, lesson: Lessons, before: Measured) -> tuple[TrainableHead, Measured]:
+        """The best head that was found, and what it reaches; the old one if there is none."""
+        head, best = self._with_vocabulary(lesson, before)
+        left = self.own.minutes * 60 - (time.monotonic() - self.begin)
+        trial = Schedule(
+            seconds=min(TRIAL_S, TRIAL_SHARE * left), max_steps=None, rate=self._rate(lesson),
+            measure_every=1 << 40,
+        )  # fmt: skip
+        head, best, num_steps = self._trained(lesson, before, head, best, trial)
+        gain = worth(before, best)
+        if gain < TRIAL_WORTH and not self.own.anyway and self._is_hopeless(before, num_steps):
+            self._say(f"do not bother: a trial brings {100 * (gain - 1):+.1f} %")
+            return self.old.head, before
+        left = self.own.minutes * 60 - (time.monotonic() - self.begin)
+        rest = dataclasses.replace(
+            trial, seconds=max(1.0, left), max_steps=self.own.max_steps, measure_every=None
+        )
+        head, best, num_steps = self._trained(lesson, before, head, best, rest)
+        self._say(f"{num_steps} steps of training")
+        return head, best
+
+    def _is_hopeless(self, before: Measured, num_steps: int) -> bool:
+        """Whether a trial without gain says that there is none."""
+        is_at_home = before.base_length is not None and (
+            before.length >= AT_HOME * before.base_length
+        )
+        return is_at_home or num_steps >= ENOUGH_STEPS
+
+    def _with_vocabulary(self, lesson: Lessons, before: Measured) -> tuple[TrainableHead, Measured]:
+        """The head with rows for what the traffic writes, if that is better."""
+        old = self.old.head
+        if not isinstance(old, VocabularyHead):
+            return old, before
+        texts, size = lesson.texts, len(lesson.ends.embedding)
+        traffic, base = shares(texts.traffic, size), shares(texts.base, size)
+        vocabulary = chosen(old.vocabulary.cpu(), traffic, base)
+        head = with_vocabulary(old, self.old.kind, self.old.plan, vocabulary, lesson.ends)
+        found = lesson.measured(head)
+        number = int((~torch.isin(vocabulary, old.vocabulary.cpu())).sum())
+        covered = [100 * coverage(one, traffic) for one in (old.vocabulary, vocabulary)]
+        if number == 0 or worth(before, found) <= 1:
+            self._say(f"its vocabulary stays: {covered[0]:.1f} % of your tokens are in it")
+            return old, before
+        self._say(
+            f"{number} of {len(vocabulary)} rows of its vocabulary are new: {covered[0]:.1f} to "
+            f"{covered[1]:.1f} % of your tokens, {found.length:.2f} tokens a step"
+        )
+        return head, found
+
+    def _rate(self, lesson: Lessons) -> float:
+        return self.own.rate or self.old.kind.rate_of(lesson.ends.embedding.shape[1], is_new=False)
+
+    def _trained(
+        self, lesson: Lessons, before: Measured, head: TrainableHead, best: Measured,
+        schedule: Schedule,
+    ) -> tuple[TrainableHead, Measured, int]:  # fmt: skip
+        """Goes on from a head; the best of all that were measured, and how many steps it took."""
+        learning, kept = copy.deepcopy(head), head
+        found = best
+
+        def measure() -> tuple[float, dict[str, Any]]:
+            nonlocal found
+            found = lesson.measured(learning)
+            said = {"length": found.length, "base": found.base_length}
+            return worth(before, found), said
+
+        def keep() -> None:
+            nonlocal kept, best
+            kept, best = copy.deepcopy(learning), found
+
+        trainer = Trainer(learning, lesson.ends, schedule, None, self.own.training_seed)
+        trainer.at.best = worth(before, best)
+        trainer.run(
+            lambda first: lesson.states.lessons(
+                batches(lesson.texts.learned, self.own.text_length, self.own.batch_rows, first)
+            ),
+            measure,
+            keep,
+        )
+        return kept, best, trainer.at.step
+
+    def _take(self, head: TrainableHead, after: Measured) -> None:
+        self.out.mkdir(parents=True)
+        self.old.start.write(self.out, head)
+        expected = {DRAFTS: self.num_drafts, LENGTH: after.length}
+        (self.out / EXPECTED).write_text(json.dumps(expected) + "\n", "utf-8")
+        if self.server is None:
+            self._say(
+                f"python -m openspec.serve --model {self.config.model_path} --method "
+                f"{self.config.method} --draft-model {self.out}"
+            )
+            return
+        self._say(swap(self.server, self.out, self.num_drafts, self.own.watch_s))
+
+    def _say(self, sentence: str) -> None:
+        self.notes.append(sentence)
+        logger.info("%.0f s: %s", time.monotonic() - self.begin, sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """Texts, and what heads read and learn of them."""
+
+    texts: Texts
+    ends: TargetEnds
+    states: HeadStates
+    shadow: Shadow
+
+    def measured(self, head: TrainableHead) -> Measured:
+        """How far a head drafts along held-out texts."""
+        return self.shadow.measured(head, self.ends)
+
+
+def worth(first: Measured, other: Measured) -> float:
+    """How many times as far drafts come on the traffic; less where base texts are forgotten."""
+    gain = other.length / first.length
+    if first.base_length is None or other.base_length is None:
+        return gain
+    return gain - FORGETTING * max(0.0, MOST_FORGOTTEN - other.base_length / first.base_length)
+
+
+def swap(server: Server, folder: Path, num_drafts: int, watch_s: float) -> str:
+    """Has a server take the head, and the old one back if drafts come less far then.
+
+    Raises:
+        ConfigError: the server refuses, with its reason.
+    """
+    old = counters_of(server.drafter())
+    said = server.load(str(folder.absolute()))
+    version, begin = int(said["version"]), time.monotonic()
+    taken = f"the server drafts with it as version {version}"
+    if old.num_drafts < ENOUGH_DRAFTS:
+        return f"{taken}; too few steps before to compare with"
+    while time.monotonic() - begin < watch_s:
+        time.sleep(min(1.0, watch_s))
+        said = server.drafter()
+        if int(said["version"]) != version:
+            return f"{taken}; another one has taken its place"
+        new = counters_of(said)
+        if new.num_drafts >= ENOUGH_DRAFTS:
+            lengths = [live_length(one, num_drafts) for one in (old, new)]
+            shown = f"{lengths[0]:.2f} tokens a step before, {lengths[1]:.2f} since"
+            if lengths[1] < ROLLBACK_BELOW * lengths[0]:
+                return f"rolled back to version {server.rollback()['version']}: {shown}"
+            return f"{taken}: {shown}"
+    return f"{taken}; too few steps since to compare with"

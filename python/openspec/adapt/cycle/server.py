@@ -1,0 +1,93 @@
+"""A running server, asked over HTTP: its head, how far that drafts, and another one."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from openspec.errors import ConfigError
+from openspec.messages import SpecCounters
+
+TIMEOUT_S = 120.0  # a head is read from a disk and checked
+
+
+class Server:
+    """The drafter's routes of one server."""
+
+    def __init__(self, url: str, admin_key: str | None) -> None:
+        self._url, self._key = url.rstrip("/"), admin_key
+
+    def drafter(self) -> dict[str, Any]:
+        """What it drafts with."""
+        return self._asked("/v1/drafter")
+
+    def load(self, path: str) -> dict[str, Any]:
+        """Exchanges the head for the one in a folder of the server's machine."""
+        return self._asked("/v1/drafter/load", {"path": path})
+
+    def rollback(self) -> dict[str, Any]:
+        """Goes back to the head before."""
+        return self._asked("/v1/drafter/rollback", {})
+
+    def _asked(self, route: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        where = f"--server {self._url}"
+        try:
+            request = urllib.request.Request(self._url + route, data, headers)
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                found = json.load(answer)
+        except urllib.error.HTTPError as error:
+            raise ConfigError(f"{where}: {route} answers {error.code}: {_said(error)}") from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise ConfigError(f"{where} does not answer {route}: {error}") from None
+        if not isinstance(found, dict):
+            raise ConfigError(f"{where}: {route} answers no JSON object; is it openspec?")
+        return found
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    """The message of an answer that is an error."""
+    text = error.read().decode(errors="replace")
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return text[:200]
+
+
+def counters_of(said: dict[str, Any]) -> SpecCounters:
+    """How far the head of an answer of `drafter` has drafted; over all engines of the server."""
+    total = SpecCounters()
+    for one in said.get("engines", [said]):
+        counters = one.get("counters") or {}
+        total.num_drafts += counters.get("num_drafts", 0)
+        for name in ("num_accepted_tokens_per_pos", "num_drafts_per_pos"):
+            _add(getattr(total, name), counters.get(name, []))
+    return total
+
+
+def _add(total: list[int], more: list[int]) -> None:
+    total += [0] * (len(more) - len(total))
+    for place, number in enumerate(more):
+        total[place] += number
+
+
+def since(before: SpecCounters, after: SpecCounters) -> SpecCounters:
+    """What was counted between two answers."""
+    changed = SpecCounters(num_drafts=after.num_drafts - before.num_drafts)
+    for name in ("num_accepted_tokens_per_pos", "num_drafts_per_pos"):
+        minus = [-number for number in getattr(before, name)]
+        _add(getattr(changed, name), getattr(after, name))
+        _add(getattr(changed, name), minus)
+    return changed
+
+
+def live_length(counters: SpecCounters, num_drafts: int) -> float:
+    """Tokens of a step with so many drafts; of steps with fewer, the places that they had."""
+    pairs = zip(counters.num_accepted_tokens_per_pos, counters.num_drafts_per_pos, strict=False)
+    return 1.0 + sum(right / max(1, drafted) for right, drafted in list(pairs)[:num_drafts])
