@@ -394,7 +394,6 @@ void bind_probes(py::class_<Runner>& runner) {
                             runner.backend().capture_layers().size() *
                                 static_cast<size_t>(runner.config().target.hidden_size));
            })
-      // Where the device has the captured rows until the next step; 0 on the CPU.
       .def("captured_address",
            [](Runner& runner) {
              return reinterpret_cast<uintptr_t>(runner.backend().features_on_device());
@@ -426,8 +425,9 @@ void bind_runner(py::module_& m) {
       .def("load_draft_tensor", &load_tensor<true>, py::arg("name"), py::arg("data"),
            py::arg("dtype"))
       .def("finish_loading", &Runner::finish_loading, Nogil())
-      .def("begin_spare_loading",
-           [](Runner& runner) { runner.spare_draft_weights().begin_loading(); })
+      .def(
+          "begin_spare_loading",
+          [](Runner& runner) { runner.spare_draft_weights().begin_loading(); }, Nogil())
       .def("check_spare_tensor", &check_spare_tensor, py::arg("name"), py::arg("data"),
            py::arg("dtype"))
       .def("load_spare_tensor", &load_spare_tensor, py::arg("name"), py::arg("data"),

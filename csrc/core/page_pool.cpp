@@ -78,7 +78,19 @@ void PagePool::forget(PageId page) {
   Page& state = pages_[static_cast<size_t>(page)];
   index_.erase(state.hash);
   state.published = false;
-  if (event_log_ != nullptr && !state.is_silent) event_log_->removed(state.hash);
+  if (tell_forgotten_) tell_forgotten_(state.hash, state.is_silent);
+}
+
+void PagePool::retract(const PageHash& hash) {
+  const auto found = index_.find(hash);
+  if (found == index_.end()) return;
+  const PageId page = found->second;
+  index_.erase(found);
+  Page& state = pages_[static_cast<size_t>(page)];
+  state.published = false;
+  if (state.num_references > 0) return;
+  cached_.erase(state.cached_at);
+  free_.push_back(page);
 }
 
 void PagePool::reset_cache() {
@@ -86,7 +98,6 @@ void PagePool::reset_cache() {
   cached_.clear();
   index_.clear();
   for (Page& state : pages_) state.published = false;
-  if (event_log_ != nullptr) event_log_->cleared();
 }
 
 std::vector<PageHash> PagePool::published_hashes() const {

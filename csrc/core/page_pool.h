@@ -1,12 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "core/page_events.h"
 #include "core/prefix_hash.h"
 
 namespace openspec {
@@ -42,14 +43,17 @@ class PagePool {
   /// Whether there is one.
   bool has(const PageHash& hash) const { return index_.contains(hash); }
   /// Offers a held page for reuse; whether it stands under `hash` from then on. If another page
-  /// already does, that one stays. Of a page that `is_silent` neither log nor published_hashes()
-  /// tells: it holds something else than tokens' KV.
+  /// already does, that one stays. published_hashes() has none that `is_silent`: such a page holds
+  /// something else than tokens' KV.
   bool publish(PageId page, const PageHash& hash, bool is_silent = false);
+  /// The page that stands under `hash`, if one does, is reusable no more, and free if nobody holds
+  /// it. Nobody is told.
+  void retract(const PageHash& hash);
   /// Forgets every published page; held ones stay held.
   void reset_cache();
-  /// Tells `log` of pages that cease to be reusable; nullptr: nobody. Whoever publishes a page
-  /// tells it of that, with the tokens.
-  void set_event_log(PageEventLog* log) { event_log_ = log; }
+  /// Tells of each page that makes room for others; not of those that reset_cache() forgets.
+  using Forgotten = std::function<void(const PageHash& hash, bool is_silent)>;
+  void on_forgotten(Forgotten tell) { tell_forgotten_ = std::move(tell); }
 
   /// Throws EngineError unless every page is exactly one of free, cached and held, and each is held
   /// as often as it occurs in `holders`.
@@ -72,7 +76,7 @@ class PagePool {
   std::vector<PageId> free_;  // used as a stack
   std::list<PageId> cached_;  // least recently used first
   std::unordered_map<PageHash, PageId, PageHashHasher> index_;
-  PageEventLog* event_log_ = nullptr;
+  Forgotten tell_forgotten_;
 };
 
 /// Pages taken for one optimistic use; whatever is not kept goes back when the lease ends, last

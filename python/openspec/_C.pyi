@@ -343,6 +343,8 @@ class Runner:
     def captured(self) -> npt.NDArray[np.float32]:
         """Features [rows, layers * hidden_size] of the last step's rows: the outputs of the captured
         layers side by side."""  # noqa: E501
+    def captured_address(self) -> int:
+        """Where these rows lie on a device, in bfloat16, until the next step; 0 on the CPU."""
     def last_logits(self) -> npt.NDArray[np.float32]: ...
     def last_drafts(self) -> list[list[int]]:
         """What was proposed for each span of the last step, before the row budget."""

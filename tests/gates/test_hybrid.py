@@ -7,7 +7,7 @@ import json
 import logging
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product, repeat
 from pathlib import Path
 from typing import Any
@@ -138,18 +138,40 @@ def test_trees_become_chains() -> None:
     assert core.stats().num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("method", ["eagle3", "dflash"])
-def test_heads(method: str) -> None:
-    """Made for another target, so that drafts are wrong; the second time from cached prefixes."""
-    core = make_core(
+OTHER_DRAFTERS: dict[str, dict[str, Any]] = {
+    "ngram": {"ngram_min": 1},
+    # Made for another target, so that few drafts are right.
+    "eagle3": {"draft_model": str(EMBEDDED_MODEL / "eagle3"), "draft_noise": False},
+    "dflash": {"draft_model": str(EMBEDDED_MODEL / "dflash")},
+}
+
+
+def with_drafter(method: str, **settings: Any) -> EngineCore:
+    return make_core(
         method=method,
-        draft_model=str(EMBEDDED_MODEL / method),
         num_speculative_tokens=3,
         adaptive_speculation=False,
+        **OTHER_DRAFTERS[method],
+        **settings,
     )
+
+
+@pytest.mark.parametrize("method", OTHER_DRAFTERS)
+def test_drafters_that_know_nothing_of_states(method: str) -> None:
+    """Greedy and sampled; the second time from cached prefixes, some of other requests."""
+    core = with_drafter(method)
     assert texts(run(core, batch_of(16))) == expected(16)
     assert texts(run(core, batch_of(16))) == expected(16)
     assert core.stats().prefix_cache_hits > 0 and core.stats().num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("method", OTHER_DRAFTERS)
+def test_drafters_on_few_pages(method: str) -> None:
+    """Preempted, and computed again with what the drafter keeps."""
+    memory = pages_with_states(13, 5, lambda: with_drafter(method))
+    core = with_drafter(method, kv_cache_memory=memory, max_model_len=200)
+    assert texts(run(core, batch_of(16))) == expected(16)
+    assert core.stats().num_preemptions > 0
 
 
 def test_ngram_drafts_of_requests_with_their_own_say() -> None:
@@ -162,7 +184,11 @@ def test_ngram_drafts_of_requests_with_their_own_say() -> None:
     assert texts(run(core, batch)) == expected(16)
 
 
-CONTEXT = tuple(random.Random(3).randrange(4000) for _ in range(170))
+def tokens_of(num_tokens: int, seed: int = 0) -> tuple[int, ...]:
+    return tuple(random.Random(seed).choices(range(4000), k=num_tokens))
+
+
+CONTEXT = tokens_of(170)
 
 
 def rows_of(runner: _C.Runner, chunks: Iterator[int], *, gives_up: bool = False) -> torch.Tensor:
@@ -233,9 +259,11 @@ def test_chunks_beside_others(num_drafts: int, num_rows: int) -> None:
     assert texts(run(core, batch_of(16))) == expected(16)
 
 
-def pages_with_states(num_pages: int, num_states: int) -> int:
-    """Bytes of so many pages and of those of so many running states."""
-    plan = make_core(method="none").info.memory_plan
+def pages_with_states(
+    num_pages: int, num_states: int, make: Callable[[], EngineCore] = lambda: drafted(0)
+) -> int:
+    """Bytes of so many pages and of those of so many running states, of such an engine."""
+    plan = make().info.memory_plan
     num_base_pages = (plan["sequence_bytes"] - plan["state_bytes"] // 16) // plan["page_bytes"]
     return (num_pages + num_states * num_base_pages) * plan["page_bytes"]
 
@@ -304,7 +332,7 @@ def test_prefix_hits(num_drafts: int, page_size: int) -> None:
 
 def test_prompts_that_share_their_first_part() -> None:
     """The second one leaves a snapshot where their pages part, and the third one begins there."""
-    shared = tuple(random.Random(6).randrange(4000) for _ in range(100))
+    shared = tokens_of(100)
     sampling = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     batch = [
         Job(prompt=(*shared, 5 + i, *range(9 * i, 9 * i + 30)), sampling=sampling) for i in range(4)
@@ -317,6 +345,50 @@ def test_prompts_that_share_their_first_part() -> None:
         assert texts(run(core, [job])) == [expected_text]
         hits.append(core.stats().prefix_cache_hits - before)
     assert hits == [0, 0, 96, 96]
+
+
+def check_hits(core: EngineCore, batch: list[Job], hits: list[int]) -> None:
+    """One after another: so many tokens from the prefix cache each, and the texts of none."""
+    alone = make_core(
+        method="none", enable_prefix_caching=False, max_model_len=core.info.max_model_len
+    )
+    found = []
+    for job, expected_text in zip(batch, texts(run_alone(alone, batch)), strict=True):
+        before = core.stats().prefix_cache_hits
+        assert texts(run(core, [job])) == [expected_text]
+        found.append(core.stats().prefix_cache_hits - before)
+    assert found == hits
+
+
+def going_on_from(prompt: tuple[int, ...], *lengths: int) -> list[Job]:
+    """The prompt itself, then others that share so many of its tokens."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    prompts = [prompt, *((*prompt[:n], 4000 + i, *range(30)) for i, n in enumerate(lengths))]
+    return [Job(prompt=one, sampling=sampling) for one in prompts]
+
+
+@pytest.mark.parametrize("num_drafts", [0, 4])
+def test_hits_around_a_snapshot(num_drafts: int) -> None:
+    """Before it, at it, after it; the one before left another one, and others' pages stay."""
+    prompt = tokens_of(120)
+    batch = going_on_from(prompt, 100, 112, 119, 100, 111)
+    check_hits(drafted(num_drafts), batch, [0, 0, 112, 112, 96, 96])
+
+
+@pytest.mark.parametrize("num_drafts", [0, 4])
+def test_a_snapshot_that_made_room(num_drafts: int) -> None:
+    """Its pages are there still; whoever comes leaves another one."""
+    batch = [going_on_from(tokens_of(70, seed))[0] for seed in (0, 0, 1, 2, 0, 0)]
+    check_hits(drafted(num_drafts, max_num_seqs=1), batch, [0, 64, 0, 0, 0, 64])
+
+
+@pytest.mark.full
+def test_snapshots_within_a_long_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first chunk's end from every 8,192nd token on."""
+    monkeypatch.setattr(harness, "MODEL", str(hybrid_target.folder(max_position_embeddings=16384)))
+    prompt = tokens_of(9000)
+    core = make_core(method="none", max_model_len=9100)
+    check_hits(core, going_on_from(prompt, 8150, 8192, 8500), [0, 0, 8192, 8192])
 
 
 def test_prefixes_make_room() -> None:

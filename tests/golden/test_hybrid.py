@@ -14,7 +14,7 @@ from openspec import LLM, SamplingParams
 from tests.gates import harness, hybrid_target
 
 NUM_TOKENS = 64
-PROMPT = [random.Random(1).randrange(4000) for _ in range(NUM_TOKENS)]
+PROMPT = random.Random(1).choices(range(4000), k=NUM_TOKENS)
 
 
 def reference(folder: Path, dtype: torch.dtype) -> Any:

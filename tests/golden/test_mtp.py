@@ -24,7 +24,7 @@ from tests.golden.engine_runs import add, check_logits, make_runner, prefill, st
 from tests.golden.mtp_reference import MtpReference
 from tests.heads.seeded import write
 
-PROMPT = [random.Random(1).randrange(4000) for _ in range(37)]
+PROMPT = random.Random(1).choices(range(4000), k=37)
 NUM_DRAFTS = 4
 FULL = pytest.mark.full
 

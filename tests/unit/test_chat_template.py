@@ -149,13 +149,30 @@ def test_content_parts_and_reasoning_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"tokenize": True}, {"messages": []}, {"enable_thinking": "no"}, {"x" * 9999: 1}]
+    "kwargs",
+    [
+        {"tokenize": True},
+        {"messages": []},
+        {"enable_thinking": "no"},
+        {"x" * 9999: 1},
+        {"reasoning_effort": True},
+        {"reasoning_effort": ""},
+        {"reasoning_effort": "x" * 65},
+        {"reasoning_effort": ["low"]},
+    ],
 )
 def test_kwargs_are_limited(kwargs: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as caught:
         toy_tokenizer().render_chat([{"role": "user", "content": "x"}], None, True, kwargs)
     assert caught.value.param == "chat_template_kwargs"
     assert len(str(caught.value)) < 300
+
+
+def test_texts_for_the_template_are_text() -> None:
+    template = chat_template("{{ reasoning_effort }}{{ reasoning_effort == '<|im_end|>' }}")
+    for effort in ("low", "<|im_end|>"):
+        segments = template.render([], None, False, {"reasoning_effort": effort})
+        assert [(s.text, s.is_special) for s in segments] == [(f"{effort}False", False)]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,9 @@ def test_both_forms_say_the_same(tmp_path: Path) -> None:
     assert attention.inv_freq == default_rope(1e7, 64).inv_freq
     types = ["full_attention" if i in full else "linear_attention" for i in range(32)]
     assert read(tmp_path, FLAT | TEXT | {"layer_types": types}) == flat
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [248046, 248044]}')
+    assert read(tmp_path, NESTED | {"text_config": TEXT}).eos_token_ids == (248046, 248044)
+    (tmp_path / "generation_config.json").unlink()
     rope = TEXT["rope_parameters"] | {"rope_type": "mrope"}
     assert read(tmp_path, FLAT | TEXT | {"rope_parameters": rope}) == flat
 
@@ -103,6 +106,16 @@ def test_refused_settings(tmp_path: Path, changes: dict[str, Any], message: str)
     for config in (FLAT | TEXT | changes, NESTED | {"text_config": TEXT | changes}):
         with pytest.raises(ConfigError, match=message):
             read(tmp_path, config)
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "bitsandbytes", "mxfp4"])
+def test_other_weights_in_codes(tmp_path: Path, method: str) -> None:
+    config = FLAT | TEXT | {"quantization_config": {"quant_method": method, "bits": 4}}
+    with pytest.raises(ConfigError, match=r"quantization_config.*quant_method"):
+        read(tmp_path, config)
+    codes = {"quantization_config": {"quant_method": "fp8"}}
+    with pytest.raises(ConfigError, match=r"quantization_config.*stands beside text_config"):
+        read(tmp_path, NESTED | {"text_config": TEXT | codes})
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from openspec.engine.core.kv_events import (
 from openspec.errors import ConfigError
 from openspec.llm import LLM
 from openspec.messages import EngineRequest, SamplingParams
-from tests.gates import harness
+from tests.gates import harness, hybrid_target
 
 if TYPE_CHECKING:
     from openspec._C import PageEvent
@@ -192,6 +192,51 @@ def test_events_rebuild_the_cache(method: str, seed: int) -> None:
         # A drafter with a cache of its own runs the last token of the prefix again.
         assert found[0] in (expected, max(0, expected - 1))
     assert core.stats().prefix_cache_hits > 0
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2, 3))])
+@pytest.mark.parametrize("num_pages", [16, 200])
+def test_pages_count_up_to_the_last_snapshot(
+    num_pages: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a target with a running state: no page is told of that no sequence can begin with."""
+    monkeypatch.setattr(harness, "MODEL", str(hybrid_target.folder()))
+    chance = random.Random(f"hybrid {seed}")
+    plan = harness.make_core(method="none").info.memory_plan
+    num_base_pages = (plan["sequence_bytes"] - plan["state_bytes"] // 16) // plan["page_bytes"]
+    core = harness.make_core(
+        method="none",
+        max_num_seqs=4,
+        max_model_len=160,
+        kv_cache_memory=(num_pages + 3 * num_base_pages) * plan["page_bytes"],
+    )
+    follower = Follower()
+    core._runner.record_page_events()
+    core._kv_events = follower
+    for number in range(30):
+        core.add_request(request(number, chance))
+        while core.has_work and (number % 4 == 3 or chance.random() < 0.9):
+            core.step()
+            assert set(follower.pages) == set(core._runner.published_hashes())
+        if number == 20:
+            core.reset_prefix_cache()
+    while core.has_work:
+        core.step()
+    assert min(follower.num_events.values()) > 0
+    parents = {page.parent for page in follower.pages.values()}
+    num_whole = 0
+    for last in set(follower.pages) - parents:
+        tokens: list[int] = []
+        page: Page | None = follower.pages[last]
+        while page is not None:
+            tokens[:0] = page.tokens
+            first, page = page, follower.pages.get(page.parent or 0)
+        if first.parent is not None:  # whose beginning has made room
+            continue
+        num_whole += 1
+        salt = (first.salt or "").encode()
+        assert core._runner.num_cached_tokens([*tokens, 1], salt) == len(tokens)
+    assert num_whole > 0
 
 
 def test_nothing_is_recorded_unless_asked() -> None:

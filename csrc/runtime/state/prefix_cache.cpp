@@ -19,37 +19,70 @@ std::vector<PageHash> PrefixCache::find(PageHash hash, std::span<const int32_t> 
     hashes.push_back(hash);
   }
   if (num_matched != nullptr) *num_matched = static_cast<int>(hashes.size());
-  while (records_.exist() && !hashes.empty() && !has_snapshot(hashes.back())) hashes.pop_back();
+  while (records_.exist() && !hashes.empty() && !records_.has_snapshot(hashes.back())) {
+    hashes.pop_back();
+  }
   return hashes;
 }
 
-bool PrefixCache::has_snapshot(const PageHash& prefix) const {
-  if (!records_.has_snapshot(prefix)) return false;
-  const BaseName& base = records_.base_of(prefix);
-  for (int i = 0; base.num_folded > 0 && i < bases_.num_pages(); ++i) {
-    if (!pool_.has(base_page(base, i))) return false;
-  }
-  return true;
-}
-
-void PrefixCache::make_snapshot(int slot, const PageHash& prefix, int length, int end) {
-  if (!bases_.serves(slot, length - limits_.num_rows_behind, length) || has_snapshot(prefix)) {
-    return;
-  }
-  records_.forget(prefix);  // whose base has made room for others
-  const SnapshotOf of = length == records_.wanted(slot)    ? SnapshotOf::kShared
-                        : length > table_.prompt_len(slot) ? SnapshotOf::kAnswer
-                                                           : SnapshotOf::kPrompt;
-  if (!records_.publish(slot, prefix, length, end, of)) return;
+BaseName PrefixCache::name_base(int slot, const PageHash& prefix) {
   const std::span<const PageId> pages = bases_.pages(slot);
-  if (pages.empty()) return;
-  BaseName base{.num_folded = bases_.num_folded(slot)};
-  if (!bases_.key(slot)) bases_.key(slot) = hasher_.extend(prefix, {&base.num_folded, 1});
-  base.key = *bases_.key(slot);
+  if (pages.empty()) return {};
+  if (!bases_.key(slot)) {
+    // No other base has the name, whose pages could make room before these.
+    const int32_t words[] = {-1, ++num_bases_};
+    bases_.key(slot) = hasher_.extend(prefix, words);
+  }
+  const BaseName base = {bases_.num_folded(slot), *bases_.key(slot)};
   for (int i = 0; i < bases_.num_pages(); ++i) {
     pool_.publish(pages[size_t(i)], base_page(base, i), /*is_silent=*/true);
   }
-  records_.base_of(prefix) = base;
+  return base;
+}
+
+void PrefixCache::make_snapshot(int slot, const PageHash& prefix, int length, int end) {
+  if (!bases_.serves(slot, length - limits_.num_rows_behind, length)) return;
+  // Whoever comes with the same prompt has its last token run, for the logits.
+  const SnapshotOf of = length == records_.wanted(slot)     ? SnapshotOf::kShared
+                        : length >= table_.prompt_len(slot) ? SnapshotOf::kAnswer
+                                                            : SnapshotOf::kPrompt;
+  if (!records_.publish(slot, prefix, length, end, of)) return;
+  records_.base_of(prefix) = name_base(slot, prefix);
+  if (events_) {
+    const std::span<const PageHash> path = table_.page_hashes(slot);
+    served_.add(path.first(size_t(length / limits_.page_size)), [&](size_t page) {
+      if (pool_.has(path[page])) tell_stored(slot, page);
+    });
+  }
+  release_lost();
+}
+
+void PrefixCache::tell_stored(int slot, size_t page) {
+  const std::vector<PageHash>& hashes = table_.page_hashes(slot);
+  const size_t num_tokens = (page + 1) * static_cast<size_t>(limits_.page_size);
+  events_->stored(hashes[page], page == 0 ? table_.root(slot) : hashes[page - 1],
+                  table_.tokens(slot).first(num_tokens), salts_[size_t(slot)]);
+}
+
+void PrefixCache::release_lost() {
+  for (const LostSnapshot& lost : records_.take_lost()) {
+    if (lost.base.num_folded > 0 && !records_.needs_base(lost.base.key)) {
+      for (int i = 0; i < bases_.num_pages(); ++i) pool_.retract(base_page(lost.base, i));
+    }
+    if (!events_) continue;
+    served_.remove(lost.prefix, [&](const PageHash& page) {
+      if (pool_.has(page)) events_->removed(page);
+    });
+  }
+}
+
+void PrefixCache::forget(const PageHash& page, bool is_silent) {
+  if (is_silent) {
+    records_.forget_base(page);
+    release_lost();
+  } else if (events_ && counts(page)) {
+    events_->removed(page);
+  }
 }
 
 void PrefixCache::attach_base(int slot, const BaseName& base) {
@@ -90,9 +123,8 @@ void PrefixCache::publish(int slot, int num_ready, int end,
     const size_t page = hashes.size();
     const PageHash parent = page == 0 ? table_.root(slot) : hashes.back();
     hashes.push_back(hasher_.extend(parent, tokens.subspan(page * page_size, page_size)));
-    if (pool_.publish(pages[page], hashes.back()) && events_) {
-      events_->stored(hashes.back(), parent, tokens.first((page + 1) * page_size),
-                      salts_[size_t(slot)]);
+    if (pool_.publish(pages[page], hashes.back()) && events_ && counts(hashes.back())) {
+      tell_stored(slot, page);
     }
     if (records_.exist()) {
       const int length = static_cast<int>((page + 1) * page_size);
@@ -106,17 +138,19 @@ void PrefixCache::publish(int slot, int num_ready, int end,
 void PrefixCache::reset() {
   pool_.reset_cache();
   records_.reset_snapshots();
+  served_.clear();
+  if (events_) events_->cleared();
 }
 
 void PrefixCache::record_events() {
   events_ = std::make_unique<PageEventLog>(limits_.page_size);
   salts_.resize(static_cast<size_t>(table_.num_slots()));
-  pool_.set_event_log(events_.get());
 }
 
 std::vector<PageHash> PrefixCache::published_hashes() const {
   std::vector<PageHash> hashes = pool_.published_hashes();
   if (events_) {
+    std::erase_if(hashes, [this](const PageHash& hash) { return !counts(hash); });
     for (PageHash& hash : hashes) hash = events_->hash_of(hash);
   }
   return hashes;

@@ -11,6 +11,7 @@
 #include "core/page_pool.h"
 #include "core/prefix_hash.h"
 #include "runtime/state/sequence_table.h"
+#include "runtime/state/served_pages.h"
 #include "runtime/state/slot_bases.h"
 #include "runtime/state/slot_records.h"
 
@@ -27,7 +28,9 @@ class PrefixCache {
         table_(table),
         pool_(pool),
         records_(records),
-        bases_(bases) {}
+        bases_(bases) {
+    pool_.on_forgotten([this](const PageHash& page, bool is_silent) { forget(page, is_silent); });
+  }
 
   /// Where the hashes of a prompt begin; `salt` separates prompts that must not share pages.
   PageHash root(std::span<const uint8_t> salt) const { return hasher_.root(salt); }
@@ -47,11 +50,12 @@ class PrefixCache {
   void publish(int slot, int num_ready, int end, const std::function<void()>& enter);
   void reset();
 
-  /// From here on, what becomes of reusable pages is recorded; call before the first sequence.
+  /// From here on, what becomes of reusable pages is recorded; call before the first sequence. Of a
+  /// target with a running state only those count that a snapshot is at the end of, or behind.
   void record_events();
   /// Since the last call.
   std::vector<PageEvent> take_events();
-  /// Of every reusable page, as events have them where they are recorded.
+  /// Of every reusable page; where events are recorded, of those that count, as events have them.
   std::vector<PageHash> published_hashes() const;
   /// Tokens that sequences found, since the start; for tests.
   int64_t num_found() const { return num_found_; }
@@ -61,17 +65,28 @@ class PrefixCache {
   /// with a snapshot or without.
   std::vector<PageHash> find(PageHash hash, std::span<const int32_t> tokens,
                              int* num_matched = nullptr) const;
-  /// Whether a sequence can go on from the snapshot of a prefix.
-  bool has_snapshot(const PageHash& prefix) const;
   /// A sequence's records go on from a base that is there.
   void attach_base(int slot, const BaseName& base);
   /// Makes one of the slot's first `length` tokens if the slot still has what it takes.
   void make_snapshot(int slot, const PageHash& prefix, int length, int end);
+  /// Of the slot's base, which is published from then on, for a snapshot of a prefix.
+  BaseName name_base(int slot, const PageHash& prefix);
   /// Under which name page `index` of a base is published.
   PageHash base_page(const BaseName& base, int index) const {
-    const int32_t word = -1 - index;  // no token
+    if (index == 0) return base.key;
+    const int32_t word = -index;  // no token
     return hasher_.extend(base.key, {&word, 1});
   }
+  /// A page makes room for others. A base's pages do in order, so that with the first one the base
+  /// is lost.
+  void forget(const PageHash& page, bool is_silent);
+  /// Whether events tell of a page.
+  bool counts(const PageHash& page) const { return !records_.exist() || served_.has(page); }
+  /// Events tell of a page that is there.
+  void tell_stored(int slot, size_t page);
+  /// What snapshots that went were the last to need: their bases' pages are free, and events tell
+  /// of pages that count no more.
+  void release_lost();
   /// A drafter needs the features of the token before the first new one, so that one runs again;
   /// what it writes to its shared page are the bits that are there.
   int num_computed(size_t num_pages) const {
@@ -86,8 +101,10 @@ class PrefixCache {
   SlotRecords& records_;
   SlotBases& bases_;
   int64_t num_found_ = 0;
+  int32_t num_bases_ = 0;                 // that were named
   std::unique_ptr<PageEventLog> events_;  // if somebody follows the prefix cache
   std::vector<std::string> salts_;        // by slot, then
+  ServedPages served_;                    // then
 };
 
 }  // namespace openspec

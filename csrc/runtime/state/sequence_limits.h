@@ -19,6 +19,7 @@ struct SequenceLimits {
   int num_rows_behind = 0;         // rows whose KV a step may write after those that it lays: the
                                    // drafter's entry of the token that the step chooses
   bool enable_prefix_caching = true;
+  int snapshot_interval = 8192;  // tokens of a prompt, see SnapshotOf::kPrompt
   PrefixHasher::Key cache_key{};
 };
 

@@ -36,13 +36,14 @@ RecordPlan::RecordPlan(const StateNeeds& needs, const SequenceLimits& limits) {
         (std::max(ring_size, 4 * kDeltaBlock) + kDeltaBlock - 1) / kDeltaBlock * kDeltaBlock;
   }
   num_snapshots = limits.enable_prefix_caching ? kSnapshotsPerSlot * num_slots : 0;
+  snapshot_interval = limits.snapshot_interval;
 }
 
 SlotRecords::SlotRecords(const RecordPlan& plan, Device device, Copy copy)
     : plan_(plan),
       copy_(std::move(copy)),
       memory_(plan.bytes(), memory_of(device)),
-      slots_(size_t(plan.num_slots), Slot(plan.num_steps)) {
+      slots_(size_t(plan.num_slots), Slot(plan)) {
   if (device == Device::kCpu || memory_.bytes() == 0) return;
   // What made-up steps (time_step) make of records that were never written must be finite.
   device::fill_zero(memory_.data(), memory_.bytes(), nullptr);
@@ -68,9 +69,33 @@ void SlotRecords::copy_kept(int slot, int length, std::byte* kept, bool is_out) 
 
 void SlotRecords::attach(int slot, const PageHash& prefix, int length) {
   const int place = snapshots_.at(prefix);
-  last_use_[size_t(place)] = ++num_uses_;
+  last_use_[size_t(place)] = ++latest_use_;
   copy_kept(slot, length, snapshot(place), /*is_out=*/false);
   slots_[size_t(slot)].first_valid = length - plan_.num_kept;
+  slots_[size_t(slot)].stays_from = next_stay(length);
+}
+
+void SlotRecords::lose_place(size_t place) {
+  if (snapshots_.erase(prefix_of_[place]) > 0) {
+    lost_.push_back({prefix_of_[place], base_of_[place]});
+  }
+  prefix_of_[place] = {};
+  base_of_[place] = {};
+  last_use_[place] = 0;
+}
+
+void SlotRecords::forget_base(const PageHash& key) {
+  for (size_t place = 0; place < base_of_.size(); ++place) {
+    if (base_of_[place].num_folded > 0 && base_of_[place].key == key) lose_place(place);
+  }
+}
+
+void SlotRecords::keep_last(Slot& own) {
+  uint64_t& made = own.made[size_t(SnapshotOf::kPrompt)];
+  const auto place = std::find(last_use_.begin(), last_use_.end(), made);
+  if (place != last_use_.end()) *place -= kFirstUse;
+  made = 0;
+  own.last_stays = false;
 }
 
 int SlotRecords::take_place(uint64_t replaced) {
@@ -83,16 +108,8 @@ int SlotRecords::take_place(uint64_t replaced) {
   }
   if (place == last_use_.end()) place = std::min_element(last_use_.begin(), last_use_.end());
   const auto index = place - last_use_.begin();
-  snapshots_.erase(prefix_of_[size_t(index)]);
+  lose_place(size_t(index));
   return static_cast<int>(index);
-}
-
-void SlotRecords::forget(const PageHash& prefix) {
-  const auto found = snapshots_.find(prefix);
-  if (found == snapshots_.end()) return;
-  last_use_[size_t(found->second)] = 0;
-  prefix_of_[size_t(found->second)] = {};
-  snapshots_.erase(found);
 }
 
 bool SlotRecords::publish(int slot, const PageHash& prefix, int length, int end, SnapshotOf of) {
@@ -102,6 +119,7 @@ bool SlotRecords::publish(int slot, const PageHash& prefix, int length, int end,
   const auto saving = std::find(own.saved_length.begin(), own.saved_length.end(), length);
   const bool is_saved = !is_there && saving != own.saved_length.end();
   if (!(is_there || is_saved) || plan_.num_snapshots == 0 || has_snapshot(prefix)) return false;
+  if (of == SnapshotOf::kPrompt && own.last_stays) keep_last(own);
   const int place = take_place(own.made[size_t(of)]);
   if (is_saved) {
     const auto step = static_cast<int>(saving - own.saved_length.begin());
@@ -110,9 +128,12 @@ bool SlotRecords::publish(int slot, const PageHash& prefix, int length, int end,
     copy_kept(slot, length, snapshot(place), /*is_out=*/true);
   }
   prefix_of_[size_t(place)] = prefix;
-  last_use_[size_t(place)] = own.made[size_t(of)] = ++num_uses_;
-  base_of_[size_t(place)] = {};
+  last_use_[size_t(place)] = own.made[size_t(of)] = ++latest_use_;
   snapshots_.emplace(prefix, place);
+  if (of == SnapshotOf::kPrompt && length >= own.stays_from) {
+    own.last_stays = true;
+    own.stays_from = next_stay(length);
+  }
   return true;
 }
 
@@ -121,6 +142,7 @@ void SlotRecords::reset_snapshots() {
   prefix_of_.clear();
   base_of_.clear();
   last_use_.clear();
+  lost_.clear();
 }
 
 }  // namespace openspec

@@ -36,7 +36,7 @@ class ServeConfig:
     generation_config.json; openspec: temperature 1 and no filter."""
     chat_template: str | None = named(None, "FILE")
     """File with a Jinja chat template, used in place of the model's own."""
-    default_chat_template_kwargs: dict[str, bool] = field(default_factory=dict)
+    default_chat_template_kwargs: dict[str, bool | str] = field(default_factory=dict)
     """What chat templates are told where a request does not say, such as {"enable_thinking":
     false}: the model thinks only when asked to."""
     template_date: str | None = named(None, "YYYY-MM-DD")

@@ -27,8 +27,17 @@ TEMPLATE_REFUSES = "template_refuses"
 MAX_DEPTH = 64
 THINKING_KWARGS = ("enable_thinking", "thinking")
 """What templates call it whether to think."""
-CHAT_TEMPLATE_KWARGS = frozenset({*THINKING_KWARGS, "preserve_thinking", "tools_in_user_message"})
-"""What a request may set; all of them true or false."""
+EFFORT_KWARG = "reasoning_effort"
+"""What templates call it how much to think."""
+CHAT_TEMPLATE_KWARGS: Mapping[str, type[bool] | type[str]] = {
+    **dict.fromkeys(THINKING_KWARGS, bool),
+    "preserve_thinking": bool,
+    EFFORT_KWARG: str,
+    "tools_in_user_message": bool,
+}
+"""What a request may set: true or false, or text, which has no special tokens either."""
+MAX_KWARG_CHARS = 64
+"""Of a text."""
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -100,10 +109,10 @@ class ChatTemplates:
                 "messages",
             )
         check_kwargs(kwargs)
-        guard = _Guard(self._risky_re, [messages, tools, self.sources[name]])
+        guard = _Guard(self._risky_re, [messages, tools, kwargs, self.sources[name]])
         variables: dict[str, object] = {
             **self.variables,
-            **kwargs,
+            **{key: guard.protect(value) for key, value in kwargs.items()},
             "messages": [guard.protect(_plain_message(message)) for message in messages],
             "tools": guard.protect(tools) if tools else None,
             "documents": None,
@@ -158,18 +167,24 @@ def check_kwargs(kwargs: Mapping[str, JsonValue]) -> None:
     """Checks `chat_template_kwargs`, a request's or the server's.
 
     Raises:
-        RequestError: an unknown key, or a value that is not true or false.
+        RequestError: an unknown key, or a value that is not of its type.
     """
     for key, value in kwargs.items():
-        if key not in CHAT_TEMPLATE_KWARGS:
+        kind = CHAT_TEMPLATE_KWARGS.get(key)
+        if kind is None:
             allowed = ", ".join(sorted(CHAT_TEMPLATE_KWARGS))
             raise RequestError(
                 f"chat_template_kwargs: unknown key {key[:64]!r}; known are {allowed}",
                 "chat_template_kwargs",
             )
-        if not isinstance(value, bool):
+        if not isinstance(value, kind) or (
+            isinstance(value, str) and not 1 <= len(value) <= MAX_KWARG_CHARS
+        ):
+            wanted = (
+                "true or false" if kind is bool else f"text of 1 to {MAX_KWARG_CHARS} characters"
+            )
             raise RequestError(
-                f"chat_template_kwargs: {key} must be true or false", "chat_template_kwargs"
+                f"chat_template_kwargs: {key} must be {wanted}", "chat_template_kwargs"
             )
 
 

@@ -14,6 +14,12 @@ namespace {
 const PrefixHasher kHasher({1, 2});
 const PrefixHasher kPublic({0, 0});
 
+void follow(PagePool& pool, PageEventLog& log) {
+  pool.on_forgotten([&log](const PageHash& hash, bool is_silent) {
+    if (!is_silent) log.removed(hash);
+  });
+}
+
 /// What a subscriber knows, made from events alone.
 struct Follower {
   struct Page {
@@ -104,7 +110,7 @@ TEST(without_a_log_nothing_is_recorded) {
 TEST(silent_pages_are_found_and_told_to_nobody) {
   PagePool pool(1);
   PageEventLog log(4);
-  pool.set_event_log(&log);
+  follow(pool, log);
   const PageHash hash = kHasher.extend({}, std::vector<int32_t>{-1});
   std::vector<PageId> held;
   pool.allocate(1, &held);
@@ -119,12 +125,28 @@ TEST(silent_pages_are_found_and_told_to_nobody) {
   pool.release(held[1]);
 }
 
+TEST(a_page_that_is_retracted_is_free_once_nobody_holds_it) {
+  PagePool pool(2);
+  std::vector<PageId> held;
+  pool.allocate(2, &held);
+  CHECK(pool.publish(held[0], {1, 1}) && pool.publish(held[1], {2, 2}));
+  pool.release(held[1]);
+  for (uint64_t name : {1, 2, 3}) pool.retract({name, name});
+  CHECK(!pool.has({1, 1}) && !pool.has({2, 2}));
+  pool.check_integrity(std::vector<PageId>{held[0]});
+  CHECK(pool.publish(held[0], {2, 2}));
+  pool.release(held[0]);
+  CHECK_EQ(pool.find({2, 2}), held[0]);
+  pool.check_integrity(std::vector<PageId>{held[0]});
+  pool.release(held[0]);
+}
+
 TEST(whoever_follows_the_events_knows_the_cache) {
   constexpr size_t kPageSize = 4;
   std::mt19937 random(3);
   PagePool pool(24);
   PageEventLog log(kPageSize);
-  pool.set_event_log(&log);
+  follow(pool, log);
   Follower follower;
   struct Sequence {
     std::vector<PageId> pages;
@@ -163,7 +185,10 @@ TEST(whoever_follows_the_events_knows_the_cache) {
         sequence.tokens = std::move(known);
       }
     }
-    if (i % 3000 == 2999) pool.reset_cache();
+    if (i % 3000 == 2999) {
+      pool.reset_cache();
+      log.cleared();
+    }
     if (random() % 4 != 0) continue;
     follower.apply(log.take(), kPageSize);
     const std::vector<PageHash> published = pool.published_hashes();

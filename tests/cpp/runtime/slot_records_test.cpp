@@ -12,9 +12,13 @@ constexpr int kPage = 4;
 
 /// The records of two slots on the host; a record holds its position and what was written last.
 struct Records {
-  explicit Records(int num_steps = 1)
+  explicit Records(int num_steps = 1, int snapshot_interval = 8192)
       : plan({.kv_layers = {}, .record_bytes = 16, .num_read = 2},
-             {.max_num_seqs = 2, .page_size = kPage, .draft_room = 3, .num_steps = num_steps}),
+             {.max_num_seqs = 2,
+              .page_size = kPage,
+              .draft_room = 3,
+              .num_steps = num_steps,
+              .snapshot_interval = snapshot_interval}),
         slots(plan, Device::kCpu,
               [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }) {
     for (int slot : {0, 1}) slots.add(slot);
@@ -122,10 +126,49 @@ TEST(a_snapshot_where_prompts_part_takes_no_other_ones_place) {
   CHECK(records.slots.publish(0, {2, 0}, 16, 20, SnapshotOf::kShared));
   CHECK(records.publishes(0, 3, 16, 20));
   CHECK(records.slots.has_snapshot({2, 0}));
-  records.slots.forget({2, 0});
-  records.slots.forget({9, 0});
+  records.slots.base_of({2, 0}) = {.num_folded = 1, .key = {7, 7}};
+  records.slots.forget_base({8, 8});
+  CHECK(records.slots.needs_base({7, 7}) && !records.slots.needs_base({8, 8}));
+  CHECK(records.slots.has_snapshot({2, 0}));
+  records.slots.forget_base({7, 7});
   CHECK(!records.slots.has_snapshot({2, 0}) && records.slots.has_snapshot({3, 0}));
+  const std::vector<LostSnapshot> lost = records.slots.take_lost();
+  CHECK_EQ(lost.size(), 2u);
+  CHECK(lost[0].prefix == PageHash(1, 0) && lost[0].base.num_folded == 0);
+  CHECK(lost[1].prefix == PageHash(2, 0) && lost[1].base.key == PageHash(7, 7));
+  CHECK(records.slots.take_lost().empty());
   CHECK_EQ(records.slots.wanted(0), 0);
+}
+
+TEST(of_every_interval_of_a_prompt_the_first_snapshot_stays_and_is_the_first_to_go) {
+  Records records(1, /*snapshot_interval=*/16);
+  records.write(0, 0, 60);
+  const auto has = [&](uint64_t length) { return records.slots.has_snapshot({length, 0}); };
+  for (const int length : {8, 12, 20, 24, 28}) {
+    CHECK(records.publishes(0, static_cast<uint64_t>(length), length, length));
+  }
+  CHECK(!has(12) && has(20) && !has(24) && has(28));
+  CHECK(records.publishes(0, 40, 40, 40) && records.publishes(0, 44, 44, 44));
+  CHECK(has(20) && !has(28) && has(40) && has(44));
+  // Four places are taken with this one, and it is the last that was made of an answer.
+  CHECK(records.publishes(0, 48, 48, 48, /*is_answer=*/true));
+  records.write(1, 0, 8);
+  CHECK(records.publishes(1, 1, 8, 8));
+  CHECK(!has(20) && has(40));
+  // Whoever goes on from one has it stay as long as any other.
+  records.slots.attach(1, {40, 0}, 40);
+  records.slots.add(1);
+  CHECK(records.publishes(1, 2, 8, 8));
+  CHECK(has(40) && !has(44) && has(48));
+  // A slot that went on from 40 tokens has the next one stay at 48.
+  records.slots.reset_snapshots();
+  CHECK(records.publishes(0, 40, 40, 40));
+  records.slots.add(1);
+  records.slots.attach(1, {40, 0}, 40);
+  records.write(1, 40, 60);
+  CHECK(records.publishes(1, 5, 44, 44) && records.publishes(1, 6, 52, 52));
+  CHECK(records.publishes(1, 7, 56, 56));
+  CHECK(!records.slots.has_snapshot({5, 0}) && records.slots.has_snapshot({6, 0}));
 }
 
 TEST(what_lies_beside_records_goes_where_they_go) {

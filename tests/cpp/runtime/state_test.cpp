@@ -125,6 +125,19 @@ TEST(a_prefix_is_found_where_it_has_pages_and_a_snapshot) {
   CHECK_EQ(num_found(*runner, prompt), 0);
 }
 
+TEST(within_a_long_prompt_there_is_a_snapshot_every_8192_tokens) {
+  RunnerConfig config = running_config(Device::kCpu, 0);
+  config.max_model_len = 18000;
+  const auto runner = running_runner(config, nullptr, /*num_pages=*/20000);
+  const Ids prompt = testing::random_prompt(1, 17000, testing::kRunningVocab);
+  const auto first = [&](int length) { return Ids(prompt.begin(), prompt.begin() + length); };
+  CHECK_EQ(num_found(*runner, prompt), 0);
+  CHECK_EQ(num_found(*runner, first(8192)), 0);  // one token at least runs
+  CHECK_EQ(num_found(*runner, first(8193)), 8192);
+  CHECK_EQ(num_found(*runner, first(16000)), 8192);
+  CHECK_EQ(num_found(*runner, prompt), 16996);
+}
+
 TEST(a_target_without_state_has_none) {
   RunnerConfig config = running_config(Device::kCpu, 4);
   const size_t state_bytes = plan_memory(config).state_bytes;

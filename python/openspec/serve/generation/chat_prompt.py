@@ -33,7 +33,7 @@ from openspec.serve.shapes.chat import (
     Tool,
     ToolCall,
 )
-from openspec.text.chat_template import TEMPLATE_REFUSES, THINKING_KWARGS, Segment
+from openspec.text.chat_template import EFFORT_KWARG, TEMPLATE_REFUSES, THINKING_KWARGS, Segment
 from openspec.text.json_reader import MAX_VALUES, TOO_MANY_VALUES, NotJson, num_values, read_json
 from openspec.text.json_values import plain_json
 from openspec.text.parsers.call_parser import ToolTypes
@@ -243,7 +243,9 @@ def _with_one_system(
 
 
 def _render_request(
-    request: ChatCompletionRequest | TokenizeRequest, param: str, defaults: Mapping[str, bool]
+    request: ChatCompletionRequest | TokenizeRequest,
+    param: str,
+    defaults: Mapping[str, bool | str],
 ) -> bytes:
     """The arguments of `ChatTemplates.render`, in JSON; the request goes before the defaults."""
     arguments = _Arguments(param)
@@ -262,6 +264,9 @@ def _render_request(
     wish = request.wants_thinking()
     if wish is not None and not any(name in kwargs for name in THINKING_KWARGS):
         kwargs[THINKING_KWARGS[0]] = wish
+    effort = request.wanted_effort()
+    if effort is not None:
+        kwargs.setdefault(EFFORT_KWARG, effort)
     tools = request.tools if request.tool_choice != "none" else None
     return to_json(
         {
@@ -351,8 +356,8 @@ def _content(message: ChatMessage) -> str:
         text = part.said()
         if text is None:
             raise RequestError(
-                "messages: only text content is supported; a part must be "
-                '{"type": "text", "text": ...}.',
+                f"messages: a part of type {part.type[:64]!r} has no text, and only text is "
+                'supported; a part must be {"type": "text", "text": ...}.',
                 "messages",
             )
         texts.append(text)

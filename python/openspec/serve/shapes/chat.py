@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -17,6 +18,7 @@ MAX_CHOSEN_NAME_CHARS = 256
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool", "function"]
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Said = TypeVar("Said")
 WHOLE = BeforeValidator(
     lambda given: int(given) if isinstance(given, float) and given.is_integer() else given
 )
@@ -293,7 +295,7 @@ class ChatFields(Model):
     add_special_tokens: bool | None = None
     """Of texts; a chat has those of its template."""
     reasoning_effort: Effort | None = None
-    """"none" turns thinking off, anything else on; there are no degrees."""
+    """"none" turns thinking off, anything else on; templates that know degrees are told which."""
     enable_thinking: bool | None = None
     """Whether to think, by Qwen's name."""
     think: bool | Effort | None = None
@@ -307,23 +309,47 @@ class ChatFields(Model):
         Raises:
             RequestError: two of its fields contradict each other.
         """
-        found: dict[str, bool] = {}
-        efforts = {"reasoning_effort": self.reasoning_effort, "think": self.think}
-        if self.reasoning is not None:
-            efforts["reasoning.effort"] = self.reasoning.effort
-            efforts["reasoning.enabled"] = self.reasoning.enabled
-        efforts["enable_thinking"] = self.enable_thinking
-        for name, value in efforts.items():
-            if value is not None:
-                found[name] = value not in ("none", False)
+        found = {name: value not in ("none", False) for name, value in self._wishes().items()}
         if self.thinking is not None:
             found["thinking"] = self.thinking.type != "disabled"
-        if len(set(found.values())) > 1:
-            raise RequestError(
-                f"{' and '.join(found)} contradict each other; leave out all but one",
-                next(iter(found)),
-            )
-        return next(iter(found.values()), None)
+        return _one_of(found)
+
+    def wanted_effort(self) -> Effort | None:
+        """How much the answer is to think; None: not at all, or the request does not say.
+
+        Raises:
+            RequestError: two of its fields contradict each other.
+        """
+        if not self.wants_thinking():
+            return None
+        wishes = self._wishes().items()
+        return _one_of({name: value for name, value in wishes if isinstance(value, str)})
+
+    def _wishes(self) -> dict[str, bool | Effort]:
+        """What fields say about thinking, by their names."""
+        wishes: dict[str, bool | Effort | None] = {
+            "reasoning_effort": self.reasoning_effort,
+            "think": self.think,
+        }
+        if self.reasoning is not None:
+            wishes["reasoning.effort"] = self.reasoning.effort
+            wishes["reasoning.enabled"] = self.reasoning.enabled
+        wishes["enable_thinking"] = self.enable_thinking
+        return {name: value for name, value in wishes.items() if value is not None}
+
+
+def _one_of(found: Mapping[str, Said]) -> Said | None:
+    """What all fields say; None if there is none.
+
+    Raises:
+        RequestError: they do not agree.
+    """
+    if len(set(found.values())) > 1:
+        raise RequestError(
+            f"{' and '.join(found)} contradict each other; leave out all but one",
+            next(iter(found)),
+        )
+    return next(iter(found.values()), None)
 
 
 class ChatCompletionRequest(ChatFields, GenerationFields):
