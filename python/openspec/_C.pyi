@@ -52,6 +52,18 @@ class MemoryPlan:
     num_base_pages: int
 
 def memory_plan(config: RunnerConfig) -> MemoryPlan: ...
+def quantized(
+    data: Buffer, dtype: str, num_rows: int, width: int, form: str, num_threads: int
+) -> tuple[bytes, bytes]:
+    """The e4m3 codes and the float32 scales of a matrix [num_rows, width].
+
+    `data` are its numbers as safetensors has them, `dtype` BF16 or F32, `form` of the scales
+    "tensor", "channel" or "block". The same for any number of threads.
+
+    Raises:
+        ValueError: NaN or infinity among the numbers, or not as many as there should be.
+    """
+
 def drafter_names() -> list[str]:
     """Names of the drafters compiled in, "none" among them."""
 
@@ -331,6 +343,8 @@ class Runner:
     def captured(self) -> npt.NDArray[np.float32]:
         """Features [rows, layers * hidden_size] of the last step's rows: the outputs of the captured
         layers side by side."""  # noqa: E501
+    def captured_address(self) -> int:
+        """Where these rows lie on a device, in bfloat16, until the next step; 0 on the CPU."""
     def last_logits(self) -> npt.NDArray[np.float32]: ...
     def last_drafts(self) -> list[list[int]]:
         """What was proposed for each span of the last step, before the row budget."""

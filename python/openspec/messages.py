@@ -380,6 +380,10 @@ class EngineStats(SpecCounters, kw_only=True):
     """Experts that had rows there, whose weights were read."""
     num_expert_rows: int = 0
     """Rows of all these experts."""
+    experts_of_drafts: float = 1.0
+    """As how many unrelated rows a draft's row counts, by the experts that it brings."""
+    experts_of_sequences: float = 1.0
+    """And the row of a further sequence."""
     exchange_rounds: list[int] = msgspec.field(default_factory=list)
     """By GPU where several share the model: products whose sums they exchanged, in all steps."""
     exchange_wait_seconds: list[float] = msgspec.field(default_factory=list)
@@ -518,6 +522,8 @@ def total_stats(parts: Sequence[EngineStats]) -> EngineStats:
                 _add(getattr(total, name), getattr(part, name))
         else:
             setattr(total, name, sum(getattr(part, name) for part in parts))
+    for name in ("experts_of_drafts", "experts_of_sequences"):  # the last engine's
+        setattr(total, name, getattr((total, *parts)[-1], name))
     return total
 
 

@@ -125,6 +125,9 @@ def test_heads_draft_for_mixtures() -> None:
     assert stats.num_expert_layers == num_layers * stats.num_steps
     assert stats.num_expert_rows == 2 * num_layers * core._runner.stats.num_rows
     assert 2 < stats.num_distinct_experts / stats.num_expert_layers < 8
+    # Tokens that follow each other share experts; requests have nothing in common.
+    assert 0 < stats.experts_of_drafts < 1.0
+    assert 0 < stats.experts_of_sequences < 1.5
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])

@@ -191,6 +191,17 @@ def test_a_thousand_swaps_under_load(
     assert core.stats().num_step_failures == core.stats().num_drafter_failures == 0
 
 
+def test_whatever_a_reader_raises_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = make_core(**swapping_settings("eagle3", tmp_path))
+    monkeypatch.setattr(core.drafters, "_reader", lambda path, sha256: 1 / 0)
+    with pytest.raises(RequestError, match="could not be read: ZeroDivisionError") as caught:
+        core.drafters.begin_load("noisy").result()
+    assert caught.value.code == "drafter_unreadable"
+    assert core.drafter_state().version == 1
+
+
 def test_one_load_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     core = make_core(**swapping_settings("eagle3", tmp_path))
     may_go_on = threading.Event()

@@ -253,3 +253,45 @@ def test_the_shipped_chains_are_what_is_stored() -> None:
         captured = torch.nn.functional.pad(case["captured"], (0, 0, 0, 1))
         text = ReadText(case["tokens"], int(case["num_prefilled"]), captured)
         assert torch.equal(head.drafts(text, ENDS, CHAIN)[[0, -1]], case["chain_tokens"])
+
+
+LAYER = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_attention_layernorm")
+ATTENTION = tuple(f"self_attn.{name}_proj" for name in "qkvo")
+
+
+def read_by_others(kind: str, num_layers: int) -> set[str]:
+    """What SGLang's llama_eagle3.py and dflash.py and vLLM's llama_eagle3.py and qwen3_dflash.py
+    load, which all pass over what they do not know: a name too many would be lost in silence.
+
+    Embeddings, and the LM head of blocks, are the target's there.
+    """
+    if kind == "eagle3":
+        inner = {f"midlayer.{name}" for name in (*LAYER, *ATTENTION, "hidden_norm")}
+        inner |= {"midlayer.input_layernorm", "fc", "norm", "lm_head"}
+        return {f"{name}.weight" for name in inner} | {"d2t", "t2d"}
+    norms = ("self_attn.q_norm", "self_attn.k_norm", "input_layernorm")
+    layers = {
+        f"layers.{i}.{name}" for i in range(num_layers) for name in (*LAYER, *ATTENTION, *norms)
+    }
+    return {f"{name}.weight" for name in (*layers, "fc", "hidden_norm", "norm")}
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_other_engines_read_every_tensor(kind: str) -> None:
+    """By their source; both take states of three layers, and offsets in d2t."""
+    made = trainable.plan() if kind == "eagle3" else trainable.block_plan(kind)
+    head = trainable.random_head(kind, made)
+    tensors, config = head.tensors(), head.config()
+    assert tensors.keys() == read_by_others(kind, config["num_hidden_layers"])
+    hidden = config["hidden_size"]
+    assert tensors["fc.weight"].shape == (hidden, len(made.capture_layers) * hidden)
+    if kind == "eagle3":
+        assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+        ids = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+        assert ids == list(made.capture_layers) and len(ids) == 3
+        assert tensors["midlayer.self_attn.q_proj.weight"].shape[1] == 2 * hidden
+        assert len(tensors["d2t"]) == len(tensors["lm_head.weight"]) == config["draft_vocab_size"]
+        assert not config["tie_word_embeddings"]
+    else:
+        assert config["architectures"] == ["DFlashDraftModel"]
+        assert config["dflash_config"]["target_layer_ids"] == list(made.capture_layers)

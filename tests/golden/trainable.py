@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from openspec.adapt.cycle.vocabulary import with_vocabulary
 from openspec.adapt.heads import kind_named
-from openspec.adapt.heads.parts import Geometry, HeadPlan, Lesson, TargetEnds, TrainableHead
+from openspec.adapt.heads.parts import (
+    Geometry,
+    HeadPlan,
+    Lesson,
+    TargetEnds,
+    TrainableHead,
+    VocabularyHead,
+)
+from openspec.adapt.start import read_head
+from openspec.checkpoint.targets.config import ModelConfig
+from openspec.config import config_from_settings
 from tests.golden.make_eagle3 import TINY, load
 from tests.golden.stored_cases import target_says
 
@@ -110,3 +122,20 @@ def lesson(layers: tuple[int, ...]) -> Lesson:
         captured=every[..., : len(layers) * HIDDEN],
         last=every[..., -HIDDEN:],
     )
+
+
+def write_without(tokens: Tensor, folder: Path) -> Tensor:
+    """The shipped sequential head, which cannot draft `tokens`; returns those that it could."""
+    config = config_from_settings({"method": "eagle3"})
+    start = read_head(config, ModelConfig.from_folder(config.model_path))
+    made = start.plan(ModelConfig.from_folder(config.model_path), 128, 4)
+    head = shipped("eagle3")
+    assert isinstance(head, VocabularyHead)
+    gone = tokens[torch.isin(tokens, head.vocabulary)]
+    others = torch.ones(VOCABULARY, dtype=torch.bool)
+    others[head.vocabulary] = False
+    kept = head.vocabulary[~torch.isin(head.vocabulary, gone)]
+    poor = torch.cat((kept, others.nonzero()[: len(gone), 0])).sort().values
+    folder.mkdir(parents=True)
+    start.write(folder, with_vocabulary(head, kind_named("eagle3"), made, poor, ends()))
+    return gone

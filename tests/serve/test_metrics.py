@@ -99,11 +99,13 @@ def test_experts_of_a_step(start_server) -> None:
     for name, count in counts.items():
         assert scrape(server)[series(f"openspec:engine_{name}_total", engine="0")] == 0
         setattr(server.engine._stats, f"num_{name}", count)
+    server.engine._stats.experts_of_drafts = 0.65
     time.sleep(1.5 * STATS_MAX_AGE_S)
     samples, engine = scrape(server), get_engine(server)
     for name, count in counts.items():
         assert samples[series(f"openspec:engine_{name}_total", engine="0")] == count
         assert engine[f"num_{name}"] == count
+    assert (engine["experts_of_drafts"], engine["experts_of_sequences"]) == (0.65, 1.0)
 
 
 def get_engine(server: RunningServer) -> dict[str, list[float]]:

@@ -108,6 +108,8 @@ class FakeStats:
     unsplit_seconds: float = 0.0
     rest_seconds: float = 0.0
     experts: tuple[int, int, int] = (0, 0, 0)
+    experts_of_drafts: float = 1.0
+    experts_of_sequences: float = 1.0
     exchange: list[tuple[int, float]] = field(default_factory=list)
 
 

@@ -20,10 +20,7 @@ from openspec.adapt.decide import Measured, class_of, decide, interval, measured
 from openspec.adapt.heads import kind_named
 from openspec.adapt.heads.parts import VocabularyHead
 from openspec.adapt.scoring import Tally
-from openspec.adapt.start import read_head
 from openspec.adapt.texts import Text
-from openspec.checkpoint.targets.config import ModelConfig
-from openspec.config import config_from_settings
 from openspec.errors import ConfigError
 from openspec.messages import SpecCounters
 from tests.golden import trainable
@@ -100,21 +97,12 @@ def test_a_vocabulary_for_a_mixture_of_texts() -> None:
     assert torch.equal(chosen(torch.arange(40), traffic, base), torch.arange(40))
 
 
-def shipped() -> tuple[VocabularyHead, Any]:
-    config = config_from_settings({"method": "eagle3"})
-    target = ModelConfig.from_folder(config.model_path)
-    start = read_head(config, target)
-    plan = start.plan(target, 128, 4)
-    head = kind_named("eagle3").make(plan)
-    start.load(head)
-    assert isinstance(head, VocabularyHead)
-    return head, (start, plan)
-
-
 def test_rows_of_new_tokens_are_like_what_was_learned() -> None:
     """Tokens that are taken out and put in again come back nearer than any other's."""
-    head, (_, plan) = shipped()
+    head = trainable.shipped("eagle3")
+    assert isinstance(head, VocabularyHead)
     old = head.vocabulary
+    plan = trainable.plan(vocabulary=old)
     absent = torch.ones(len(trainable.ends().head), dtype=torch.bool)
     absent[old] = False
     less = torch.cat((old[::20], absent.nonzero()[: len(old) - len(old[::20]), 0])).sort().values
@@ -240,21 +228,13 @@ def test_a_head_whose_vocabulary_is_anothers(
     prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It gets the traffic's tokens back, in its own format, and changes no text."""
-    head, (start, plan) = shipped()
     with LLM(num_threads=1, max_model_len=160, stats_interval_s=0.0) as llm:
         asked = [[{"role": "user", "content": one}] for one in QUESTIONS[:2]]
         params = SamplingParams(temperature=0.0, max_tokens=48)
         expected = [one.outputs[0].token_ids for one in llm.chat(asked, params, use_tqdm=False)]
     written = torch.bincount(torch.tensor([i for one in expected for i in one]), minlength=4096)
-    absent = torch.ones(4096, dtype=torch.bool)
-    absent[head.vocabulary] = False
-    frequent = written.argsort(descending=True)[:30]
-    frequent = frequent[torch.isin(frequent, head.vocabulary)]
-    kept = head.vocabulary[~torch.isin(head.vocabulary, frequent)]
-    poor = torch.cat((kept, absent.nonzero()[: len(frequent), 0])).sort().values
     old, new = tmp_path / "old", tmp_path / "new"
-    old.mkdir()
-    start.write(old, with_vocabulary(head, kind_named("eagle3"), plan, poor, trainable.ends()))
+    frequent = trainable.write_without(written.argsort(descending=True)[:30], old)
     more = ["--prompts", str(prompts), "--draft-model", str(old), "--out", str(new)]
     assert main(["run", "--method", "eagle3", *more, *RUN, "--max-steps", "2"]) == 0
     said = capsys.readouterr().out
@@ -264,7 +244,7 @@ def test_a_head_whose_vocabulary_is_anothers(
     assert {k: (v.shape, v.dtype) for k, v in before.items()} == {
         k: (v.shape, v.dtype) for k, v in after.items()
     }
-    ids = after["d2t"] + torch.arange(len(poor))
+    ids = after["d2t"] + torch.arange(len(after["d2t"]))
     assert torch.isin(frequent, ids).float().mean() > 0.9
     assert torch.equal(after["t2d"].nonzero()[:, 0], ids)
     settings: dict[str, Any] = {"method": "eagle3", "draft_model": str(new)}

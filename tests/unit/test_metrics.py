@@ -61,7 +61,9 @@ def test_a_tree_has_fewer_positions_than_drafts() -> None:
 def test_an_engine_in_the_place_of_another_counts_on() -> None:
     past = EngineStats(num_steps=3, exchange_rounds=[6, 6], exchange_wait_seconds=[0.5, 1.0])
     now = EngineStats(num_steps=1, exchange_rounds=[2, 2], exchange_wait_seconds=[0.25, 0.25])
+    past.experts_of_drafts, now.experts_of_drafts = 0.9, 0.6
     total = total_stats([past, now])
+    assert (total.experts_of_drafts, total.experts_of_sequences) == (0.6, 1.0)
     assert (total.num_steps, total.exchange_rounds) == (4, [8, 8])
     assert total.exchange_wait_seconds == [0.75, 1.25]
     assert total_stats([past, EngineStats()]).exchange_rounds == past.exchange_rounds == [6, 6]

@@ -55,12 +55,13 @@ class ExpertTileCursor {
         rank_(rank),
         num_pairs_((job.num_units + kPairUnits - 1) / kPairUnits),
         num_tiles_(__ldcg(job.pairs.num_segments) * num_pairs_),
-        id_(blockIdx.x / kExpertCluster) {
+        id_(blockIdx.x / kExpertCluster),
+        ahead_(range_words(id_)) {
     find();
   }
   __device__ __forceinline__ bool at_end() const { return id_ >= num_tiles_; }
   __device__ __forceinline__ void advance() {
-    id_ += gridDim.x / kExpertCluster;
+    id_ += stride();
     find();
   }
   __device__ __forceinline__ int num_boxes() const { return (num_rows + kBoxRows - 1) / kBoxRows; }
@@ -70,9 +71,19 @@ class ExpertTileCursor {
  private:
   static constexpr int kPairUnits = kExpertCluster * kExpertUnits;
 
+  __device__ static __forceinline__ int stride() {
+    return static_cast<int>(gridDim.x) / kExpertCluster;
+  }
+  /// Of the range of a tile's segment.
+  __device__ __forceinline__ int4 range_words(int id) const {
+    if (id >= num_tiles_) return {};
+    return __ldcg(reinterpret_cast<const int4*>(job_.pairs.segment + id / num_pairs_));
+  }
+
   __device__ __forceinline__ void find() {
     if (at_end()) return;
-    const int4 words = __ldcg(reinterpret_cast<const int4*>(job_.pairs.segment + id_ / num_pairs_));
+    const int4 words = ahead_;
+    ahead_ = range_words(id_ + stride());  // comes while this tile is worked on
     const ExpertRange range = {words.x, words.y, words.z, words.w};
     const int all_rows = range.last_pair - range.first_pair;
     const int num_segments = (all_rows + kTileRows - 1) / kTileRows;
@@ -86,6 +97,7 @@ class ExpertTileCursor {
 
   const ExpertTilesJob& job_;
   int rank_, num_pairs_, num_tiles_, id_;
+  int4 ahead_;  // of the next tile
 };
 
 /// Calls copy(tile, step, stage) for every stage that the block's tiles need, each once its place

@@ -591,10 +591,13 @@ void Weights::become_spare() {
   is_spare_ = true;
   num_threads_ = 1;
   const auto use = use_device();
-  if (device_ == Device::kCuda) staging_ = Buffer(kSpareSliceBytes, Memory::kDevice);
+  if (device_ != Device::kCuda) return;
+  staging_ = Buffer(kSpareSliceBytes, Memory::kDevice);
+  exchanged_.emplace();
 }
 
 void Weights::begin_loading() {
+  if (exchanged_) exchanged_->wait();
   for (auto& [name, destination] : destinations_) destination.loaded = false;
 }
 
@@ -619,6 +622,7 @@ void Weights::exchange(Weights& spare, const ExecContext& exec) {
     exec.pool->parallel_for(slices, exchange_slice);
   } else {
     for (int64_t slice = 0; slice < slices; ++slice) exchange_slice(slice);
+    spare.exchanged_->record(exec.stream);
   }
 }
 

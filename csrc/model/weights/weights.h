@@ -113,7 +113,7 @@ class Weights {
   static size_t spare_bytes(Device device, size_t bytes) {
     return bytes + (device == Device::kCuda ? kSpareSliceBytes : 0);
   }
-  /// All tensors are to be given again.
+  /// All tensors are to be given again. Waits for the exchange before.
   void begin_loading();
   /// Throws what `load` would; false: the tensor has a NaN or an infinite number. Stores nothing.
   bool check(const std::string& name, const void* data, size_t bytes, DType dtype) const;
@@ -195,6 +195,7 @@ class Weights {
   std::map<std::string, Stack> stacks_;
   std::vector<std::pair<std::string, NumberArea>> numbers_;
   bool is_spare_ = false;
+  std::optional<device::Event> exchanged_;  // a spare's: what was enqueued last has been done
   // While loading, a spare's always: on CUDA rows on their way into a packed matrix; on the host
   // who packs.
   Buffer staging_;

@@ -40,9 +40,9 @@ class Replay:
         running: deque[tuple[int, int, int]] = deque()  # text, slot, tokens that are left
         while waiting or running:
             step = self._plan(texts, waiting, running)
-            with _Step(self._runner, [(slot, count) for _, slot, count, _ in step]) as captured:
-                states = captured.to(self._like)
-                parts = states.split([count for _, _, count, _ in step])
+            counts = [count for _, _, count, _ in step]
+            with _Step(self._runner, [(slot, count) for _, slot, count, _ in step]):
+                parts = self._captured(sum(counts)).split(counts)
             for (index, slot, _, left), part in zip(step, parts, strict=True):
                 found[index].append(part)
                 if left == 0:
@@ -50,6 +50,16 @@ class Replay:
                 else:
                     running.append((index, slot, left))
         return [torch.cat(parts) for parts in found]
+
+    def _captured(self, num_rows: int) -> Tensor:
+        """The states [rows, layers * hidden] of the step that was collected, the caller's own."""
+        address = self._runner.captured_address()
+        if address == 0:
+            return torch.from_numpy(self._runner.captured()).to(self._like)
+        there = torch.as_tensor(_OnDevice(address, (num_rows, self._width)), device="cuda")
+        states = there.view(torch.bfloat16).to(self._like, copy=True)
+        torch.cuda.current_stream().synchronize()  # the next step writes there
+        return states
 
     def _plan(
         self,
@@ -132,17 +142,25 @@ def spans_of(places: Tensor) -> list[tuple[int, int]]:
     return [(a, b) for a, b in itertools.pairwise(begins) if b - a > 1]
 
 
+class _OnDevice:
+    """Numbers of two bytes in the device's memory, as torch takes them from others."""
+
+    def __init__(self, address: int, shape: tuple[int, ...]) -> None:
+        self.__cuda_array_interface__ = {
+            "version": 3, "data": (address, False), "shape": shape, "typestr": "<i2",
+        }  # fmt: skip
+
+
 class _Step:
-    """One step of spans (slot, tokens), committed when it is left; yields the captured states."""
+    """One step of spans (slot, tokens), committed when it is left."""
 
     def __init__(self, runner: CompiledRunner, spans: Sequence[tuple[int, int]]) -> None:
         self._runner = runner
         self._lease = runner.reserve([(slot, count, 0) for slot, count in spans])
 
-    def __enter__(self) -> Tensor:
+    def __enter__(self) -> None:
         self._lease.launch()
         self._lease.collect()
-        return torch.from_numpy(self._runner.captured())
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:

@@ -144,6 +144,7 @@ class Training:
             if self.start is None:
                 head.begin_as(ends)
             num_drafts = self.config.num_speculative_tokens or head.most_drafts
+            head.learn_for(num_drafts)
             self._write(head)
             prices = step_prices(self.config, self.kind.method, self.out, num_drafts)
             states = HeadStates(llm, head, ends)

@@ -128,6 +128,7 @@ class Turn:
         self.config = config.with_folders()
         self.old = opened(self.config, own)
         self.num_drafts = self.config.num_speculative_tokens or self.old.head.most_drafts
+        self.old.head.learn_for(self.num_drafts)
         self.notes: list[str] = []
 
     def run(self) -> Outcome:

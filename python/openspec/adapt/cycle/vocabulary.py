@@ -62,5 +62,6 @@ def with_vocabulary(
     every[at >= 0] = rows[at[at >= 0]]
     made = kind.make(dataclasses.replace(plan, vocabulary=vocabulary.cpu()))
     assert isinstance(made, VocabularyHead)
+    made.learn_for(head.most_drafts)
     made.load_state_dict({**head.state_dict(), "lm_head.weight": every})
     return made.to(old.device)

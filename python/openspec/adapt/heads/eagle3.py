@@ -112,6 +112,10 @@ class Eagle3Head(VocabularyHead):
             self.norm.weight.copy_(ends.norm)
             self.fc.weight[:, -self.geometry.hidden_size :].fill_diagonal_(1)
 
+    def learn_for(self, num_drafts: int) -> None:
+        """A pass for each draft, at most as many as there are."""
+        self.most_drafts = min(self.most_drafts, num_drafts)
+
     def first(
         self, embedded: Tensor, features: Tensor, mask: Tensor, places: Tensor
     ) -> tuple[Tensor, Entries]:

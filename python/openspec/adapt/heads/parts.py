@@ -111,6 +111,9 @@ class TrainableHead(nn.Module, ABC):
     def drafts(self, text: ReadText, ends: TargetEnds, count: int) -> Tensor:
         """`count` drafts after each position from text.prompt on, [rows, count] target ids."""
 
+    def learn_for(self, num_drafts: int) -> None:
+        """Learns no further ahead than drafts will go, where that saves time; blocks do not."""
+
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """The content of config.json."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
@@ -20,6 +22,8 @@ from openspec.messages import (
     add_counters,
     counters_since,
 )
+
+logger = logging.getLogger(__name__)
 
 _SWITCH_S = 0.0005
 """After which a step's thread gets Python back from the one that loads."""
@@ -100,8 +104,13 @@ class Drafters:
                 )
             self._load = load = Future[None]()
         arguments = (load, reader, path, sha256)
-        threading.Thread(target=self._run_load, args=arguments, daemon=True).start()
+        threading.Thread(target=self._run_load, args=arguments).start()
         return load
+
+    def close(self) -> None:
+        """Waits for the end of a load: its memory goes with the engine."""
+        if self._load is not None:
+            self._load.exception()
 
     def take_load(self) -> Future[None] | None:
         """A load that has ended, once."""
@@ -115,12 +124,11 @@ class Drafters:
         self, load: Future[None], reader: HeadReader, path: str, sha256: str | None
     ) -> None:
         started = time.monotonic()
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(_SWITCH_S)
         try:
-            found = reader(path, sha256)
-            self._spare = None  # what was there is overwritten from here on
-            found.load()
+            with _quick_switches():
+                found = _checked(reader, path, sha256)
+                self._spare = None  # what was there is overwritten from here on
+                found.load()
             head = DrafterHead(version=0, folder=found.folder, sha256=found.sha256)
             self._spare = _Spare(head, is_new=True)
             self._state.stage_ms = 1000 * (time.monotonic() - started)
@@ -128,8 +136,6 @@ class Drafters:
             load.set_exception(error)
         else:
             load.set_result(None)
-        finally:
-            sys.setswitchinterval(interval)
 
     def exchange(self, *, back: bool = False, weight_version: str | None = None) -> None:
         """Between two steps: the head that was loaded drafts, or with `back` the one before.
@@ -203,6 +209,30 @@ class Drafters:
 
     def _counters_of(self, version: int) -> SpecCounters:
         return copy.deepcopy(self._counters.get(version, SpecCounters()))
+
+
+def _checked(reader: HeadReader, path: str, sha256: str | None) -> CheckedHead:
+    try:
+        return reader(path, sha256)
+    except RequestError:
+        raise
+    except Exception as error:  # nothing has changed, so whatever it is, the engine goes on
+        logger.exception("a draft head could not be read")
+        raise RequestError(
+            f"{path!r} could not be read: {type(error).__name__}; the log of the engine has more",
+            "path",
+            "drafter_unreadable",
+        ) from error
+
+
+@contextlib.contextmanager
+def _quick_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _counters_of(stats: EngineStats) -> SpecCounters:

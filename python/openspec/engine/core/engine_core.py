@@ -136,6 +136,8 @@ class EngineCore:
         stats.num_expert_layers, stats.num_distinct_experts, stats.num_expert_rows = (
             runner.stats.experts
         )
+        stats.experts_of_drafts = runner.stats.experts_of_drafts
+        stats.experts_of_sequences = runner.stats.experts_of_sequences
         of_gpus = runner.stats.exchange
         stats.exchange_rounds = [num_rounds for num_rounds, _ in of_gpus]
         stats.exchange_wait_seconds = [seconds for _, seconds in of_gpus]
@@ -182,6 +184,7 @@ class EngineCore:
     def close(self) -> None:
         """Closes what others are connected to, or hold on to; nothing may follow."""
         self.grammars.close()
+        self.drafters.close()
         if self._kv_events is not None:
             self._kv_events.close()
 

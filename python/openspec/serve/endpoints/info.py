@@ -324,6 +324,7 @@ _SHOWN_STATS = (
     *("num_running", "num_waiting", "num_pages", "num_free_pages", "num_prompt_tokens"),
     *("num_generation_tokens", "prefix_cache_queries", "prefix_cache_hits"),
     *("num_expert_layers", "num_distinct_experts", "num_expert_rows"),
+    *("experts_of_drafts", "experts_of_sequences"),
     *("exchange_rounds", "exchange_wait_seconds"),
 )
 
