@@ -140,8 +140,9 @@ DType dtype_of(const std::string& name, const std::string& code) {
 }
 
 /// The codes and the fp32 scales of a matrix.
-py::tuple quantized(const py::buffer& data, const std::string& dtype, int64_t num_rows,
-                    int64_t width, const std::string& form, int num_threads) {
+std::pair<py::bytes, py::bytes> quantized(const py::buffer& data, const std::string& dtype,
+                                          int64_t num_rows, int64_t width, const std::string& form,
+                                          int num_threads) {
   const BufferBytes bytes(data);
   const WideMatrix matrix = {bytes.data(), dtype_of("to quantise", dtype), num_rows, width};
   OPENSPEC_CHECK_ARG(num_threads >= 1, "num_threads must be positive, got ", num_threads);
@@ -163,7 +164,7 @@ py::tuple quantized(const py::buffer& data, const std::string& dtype, int64_t nu
     py::gil_scoped_release nogil;
     quantize(matrix, scale_form, num_threads, to_codes, to_scales);
   }
-  return py::make_tuple(codes, scales);
+  return {codes, scales};
 }
 
 /// Those of all ranks.

@@ -8,13 +8,12 @@
 
 #include "core/check.h"
 #include "core/thread_pool.h"
-#include "kernels/linear/formats.h"
 
 namespace openspec {
 namespace {
 
 constexpr float kLargest = 448.0f;  // of e4m3
-constexpr int64_t kBand = kScaleOutputs;
+constexpr int64_t kBand = 128;  // outputs, and inputs, of a block
 constexpr int32_t kSizeBits = 0x7fffffff;
 
 int64_t num_bands(int64_t size) { return (size + kBand - 1) / kBand; }
