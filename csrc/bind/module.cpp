@@ -17,6 +17,7 @@
 #include "core/check.h"
 #include "model/targets/exchange_timing.h"
 #include "model/targets/target.h"
+#include "model/weights/quantize.h"
 #include "model/weights/weights.h"
 #include "runtime/runner.h"
 
@@ -136,6 +137,34 @@ DType dtype_of(const std::string& name, const std::string& code) {
   OPENSPEC_CHECK_ARG(code == "F8_E4M3", "tensor ", name, " must be BF16, F32 or F8_E4M3, is ",
                      code);
   return DType::kE4M3;
+}
+
+/// The codes and the fp32 scales of a matrix.
+std::pair<py::bytes, py::bytes> quantized(const py::buffer& data, const std::string& dtype,
+                                          int64_t num_rows, int64_t width, const std::string& form,
+                                          int num_threads) {
+  const BufferBytes bytes(data);
+  const WideMatrix matrix = {bytes.data(), dtype_of("to quantise", dtype), num_rows, width};
+  OPENSPEC_CHECK_ARG(num_threads >= 1, "num_threads must be positive, got ", num_threads);
+  OPENSPEC_CHECK_ARG(
+      matrix.dtype != DType::kE4M3 && num_rows >= 0 && width >= 0 &&
+          bytes.size() == static_cast<size_t>(num_rows * width) * dtype_bytes(matrix.dtype),
+      "expected BF16 or F32 numbers of ", num_rows, " x ", width, ", got ", bytes.size(),
+      " bytes of ", dtype);
+  const TensorScale::Form scale_form = form_of(form);
+  const auto made = [](int64_t size) {  // bytes that nobody has set yet
+    return py::reinterpret_steal<py::bytes>(PyBytes_FromStringAndSize(nullptr, size));
+  };
+  const auto num_scales = num_scales_of(matrix, scale_form);
+  const py::bytes codes = made(num_rows * width);
+  const py::bytes scales = made(num_scales * static_cast<int64_t>(sizeof(float)));
+  auto* to_codes = reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(codes.ptr()));
+  auto* to_scales = reinterpret_cast<float*>(PyBytes_AS_STRING(scales.ptr()));
+  {
+    py::gil_scoped_release nogil;
+    quantize(matrix, scale_form, num_threads, to_codes, to_scales);
+  }
+  return {codes, scales};
 }
 
 /// Those of all ranks.
@@ -509,6 +538,8 @@ PYBIND11_MODULE(_C, m) {
   openspec::bind_values(m);
   openspec::bind_runner(m);
   m.def("memory_plan", &openspec::plan_memory, py::arg("config"));
+  m.def("quantized", &openspec::quantized, py::arg("data"), py::arg("dtype"), py::arg("num_rows"),
+        py::arg("width"), py::arg("form"), py::arg("num_threads"));
   m.def("drafter_names", &openspec::drafter_names);
   m.def("has_cuda", [] { return openspec::device::why_unusable().empty(); });
   m.def("why_no_cuda", &openspec::device::why_unusable);

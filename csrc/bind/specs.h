@@ -28,6 +28,13 @@ T parse(const char* what, const std::string& name,
   detail::fail<ArgumentError>(what, " must be ", names, ", got ", name);
 }
 
+inline TensorScale::Form form_of(const std::string& name) {
+  return parse<TensorScale::Form>("form", name,
+                                  {{"tensor", TensorScale::Form::kTensor},
+                                   {"channel", TensorScale::Form::kChannel},
+                                   {"block", TensorScale::Form::kBlock}});
+}
+
 template <>
 struct Description<AttentionSpec> {
   static constexpr const char* kClass = "AttentionSpec";
@@ -89,10 +96,7 @@ struct Description<TensorScale> {
       {"shape", read_as<&TensorScale::shape>},
       {"form",
        [](TensorScale& scale, const pybind11::handle& value) {
-         scale.form = parse<TensorScale::Form>("form", value.cast<std::string>(),
-                                               {{"tensor", TensorScale::Form::kTensor},
-                                                {"channel", TensorScale::Form::kChannel},
-                                                {"block", TensorScale::Form::kBlock}});
+         scale.form = form_of(value.cast<std::string>());
        }},
   };
 };

@@ -20,6 +20,17 @@ void AcceptanceEstimate::rest(double prior) {
   accepted_ += kRest * std::max(0.0, prior * tried_ - accepted_);
 }
 
+CopyEstimate::CopyEstimate()
+    : by_class_{AcceptanceEstimate(0.6),  AcceptanceEstimate(0.8),  AcceptanceEstimate(0.9),
+                AcceptanceEstimate(0.75), AcceptanceEstimate(0.85), AcceptanceEstimate(0.95),
+                AcceptanceEstimate(0.3),  AcceptanceEstimate(0.5),  AcceptanceEstimate(0.7)} {}
+
+void CopyEstimate::observe(int copy_class, int num_judged, int num_right) {
+  const auto at = static_cast<size_t>(copy_class);
+  by_class_[at].observe(num_judged, num_right);
+  if (at >= kNumMatchClasses) by_class_[at % kNumMatchClasses].observe(num_judged, num_right);
+}
+
 CopyEstimate CopyEstimate::like(const CopyEstimate& others) {
   CopyEstimate own;
   for (size_t i = 0; i < own.by_class_.size(); ++i) {

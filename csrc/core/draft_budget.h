@@ -43,28 +43,24 @@ struct SourceEstimate {
   AcceptanceEstimate availability;  // how often it has any
 };
 
-/// Acceptance of copies by class of their match (core/copied_drafts.h).
+/// Acceptance of copies by class (core/copied_drafts.h).
 class CopyEstimate {
  public:
   /// What is expected of copies before any was seen.
-  CopyEstimate()
-      : by_class_{AcceptanceEstimate(0.6), AcceptanceEstimate(0.8), AcceptanceEstimate(0.9)} {}
+  CopyEstimate();
   /// A sequence's own, which begins with what others have shown.
   static CopyEstimate like(const CopyEstimate& others);
 
-  double ratio(int match_len) const {
-    return by_class_[static_cast<size_t>(match_class(match_len))].ratio();
-  }
-  /// By class, in single precision [kNumMatchClasses].
+  double ratio(int copy_class) const { return by_class_[static_cast<size_t>(copy_class)].ratio(); }
+  /// By class, in single precision [kNumCopyClasses].
   void copy_to(float* ratios) const {
     for (const AcceptanceEstimate& one : by_class_) *ratios++ = static_cast<float>(one.ratio());
   }
-  void observe(int match_len, int num_judged, int num_right) {
-    by_class_[static_cast<size_t>(match_class(match_len))].observe(num_judged, num_right);
-  }
+  /// An opinion is no part of what is known where nobody is asked.
+  void observe(int copy_class, int num_judged, int num_right);
 
  private:
-  std::array<AcceptanceEstimate, kNumMatchClasses> by_class_;
+  std::array<AcceptanceEstimate, kNumCopyClasses> by_class_;
 };
 
 /// How steps differ from what was expected of them: what no measurement at the start can know.

@@ -30,11 +30,12 @@ void MergedDraft::drop_copied() {
 }
 
 CopyJudgement judge_copy(const CopiedDraft& copied, std::span<const int32_t> run) {
+  if (copied.match_len == 0) return {};
   const auto most = std::min(copied.tokens.size(), run.size());
   const auto wrong = std::mismatch(run.begin(), run.begin() + static_cast<std::ptrdiff_t>(most),
                                    copied.tokens.begin());
   const auto num_right = static_cast<int>(wrong.first - run.begin());
-  return {copied.match_len, std::min(num_right + 1, static_cast<int>(most)), num_right};
+  return {copied.copy_class(), std::min(num_right + 1, static_cast<int>(most)), num_right};
 }
 
 BySource<DraftCounts> MergedDraft::deal(const DraftCounts& all) const {

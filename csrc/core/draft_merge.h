@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "core/copied_drafts.h"
 #include "core/put_first.h"
 #include "core/row_layout.h"
 
@@ -28,11 +29,15 @@ struct DraftCounts {
 struct CopiedDraft {
   std::vector<int32_t> tokens;
   int match_len = 0;  // tokens that are alike; 0: there is no such place
+  CopyOpinion opinion = kNoOpinion;
+
+  int copy_class() const { return openspec::copy_class(match_len, opinion); }
 };
 
 /// What a step tells of a copy, whether it was verified or not: the run of chosen tokens is known.
 struct CopyJudgement {
-  int match_len = 0, num_judged = 0, num_right = 0;
+  int copy_class = -1;  // -1: there is none
+  int num_judged = 0, num_right = 0;
 };
 CopyJudgement judge_copy(const CopiedDraft& copied, std::span<const int32_t> run);
 

@@ -447,11 +447,13 @@ void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
   const DraftCounts& drafter = result.by_source[kDrafterDrafts];
   observe(kGrammarDrafts, grammar.num_judged, grammar.num_right);
   if (config_.max_copied_drafts > 0) {
-    const auto& [match_len, num_judged, num_right] = result.copied;
-    table_.estimate(result.slot, kCopiedDrafts).availability.observe(1, match_len > 0 ? 1 : 0);
-    observe(kCopiedDrafts, num_judged, num_right);
-    table_.copy_estimate(result.slot).observe(match_len, num_judged, num_right);
-    copy_acceptance_.observe(match_len, num_judged, num_right);
+    const auto& [copy_class, num_judged, num_right] = result.copied;
+    table_.estimate(result.slot, kCopiedDrafts).availability.observe(1, copy_class >= 0 ? 1 : 0);
+    if (copy_class >= 0) {
+      observe(kCopiedDrafts, num_judged, num_right);
+      table_.copy_estimate(result.slot).observe(copy_class, num_judged, num_right);
+      copy_acceptance_.observe(copy_class, num_judged, num_right);
+    }
   }
   // What came first may have left it no place, which says nothing of the drafter.
   const bool has_others = grammar.num_offered + result.by_source[kCopiedDrafts].num_offered > 0;

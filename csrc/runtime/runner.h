@@ -185,7 +185,7 @@ class Runner {
   Clock::time_point last_collected_;
   std::unique_ptr<StepBackend> backend_;
   BySource<AcceptanceEstimate> acceptance_;  // over all sequences: where a new one starts
-  CopyEstimate copy_acceptance_;             // the same by match
+  CopyEstimate copy_acceptance_;             // the same by class
 };
 
 }  // namespace openspec

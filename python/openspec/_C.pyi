@@ -52,6 +52,18 @@ class MemoryPlan:
     num_base_pages: int
 
 def memory_plan(config: RunnerConfig) -> MemoryPlan: ...
+def quantized(
+    data: Buffer, dtype: str, num_rows: int, width: int, form: str, num_threads: int
+) -> tuple[bytes, bytes]:
+    """The e4m3 codes and the float32 scales of a matrix [num_rows, width].
+
+    `data` are its numbers as safetensors has them, `dtype` BF16 or F32, `form` of the scales
+    "tensor", "channel" or "block". The same for any number of threads.
+
+    Raises:
+        ValueError: NaN or infinity among the numbers, or not as many as there should be.
+    """
+
 def drafter_names() -> list[str]:
     """Names of the drafters compiled in, "none" among them."""
 

@@ -188,7 +188,7 @@ def tokens_of(num_tokens: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(random.Random(seed).choices(range(4000), k=num_tokens))
 
 
-CONTEXT = tokens_of(170)
+CONTEXT = tokens_of(256)
 
 
 def rows_of(runner: _C.Runner, chunks: Iterator[int], *, gives_up: bool = False) -> torch.Tensor:
@@ -221,7 +221,7 @@ def bare_runner(dtype: str) -> _C.Runner:
         dtype=dtype,
         page_size=16,
         max_num_seqs=2,
-        max_model_len=256,
+        max_model_len=320,
         max_num_batched_tokens=256,
         max_num_logits_rows=256,
         num_threads=harness.NUM_THREADS,

@@ -16,7 +16,6 @@ import torch
 from bench.random_target import PUBLISHED, write_random_target
 
 from openspec import _C
-from openspec.checkpoint.quantization.made import quantized
 from openspec.checkpoint.quantization.weight_format import (
     BLOCK,
     WeightFormat,
@@ -26,7 +25,7 @@ from openspec.checkpoint.quantization.weight_format import (
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import target_tensors
 from openspec.errors import ConfigError
-from openspec.tools.quantize import write_quantized
+from openspec.tools.quantize import quantized_tensor, write_quantized
 from tests.gates import harness, other_targets
 from tests.gates.test_logits import (
     MAX_ERROR,
@@ -200,7 +199,7 @@ def write_qwen(target: Path, dtype: torch.dtype) -> None:
     shutil.copytree(plain_folder(), target)
     tensors = safetensors.torch.load_file(target / "model.safetensors")
     for name in [name for name in tensors if name.endswith(("_proj.weight", "lm_head.weight"))]:
-        codes, scales = quantized(tensors[name], "block", name)
+        codes, scales = quantized_tensor(tensors[name], "block", name)
         tensors[name], tensors[f"{name}_scale_inv"] = codes, scales.to(dtype)
     safetensors.torch.save_file(tensors, target / "model.safetensors", {"format": "pt"})
     config = json.loads((target / "config.json").read_text())

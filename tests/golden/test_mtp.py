@@ -17,8 +17,8 @@ from torch import Tensor
 from openspec import _C
 from openspec.checkpoint.draft_model import added_token_ids
 from openspec.checkpoint.quantization.declared import BLOCKS
-from openspec.checkpoint.quantization.made import quantized
 from openspec.drafters.mtp import SPECULATORS
+from openspec.tools.quantize import quantized_tensor
 from tests.gates import hybrid_target
 from tests.golden.engine_runs import add, check_logits, make_runner, prefill, step
 from tests.golden.mtp_reference import MtpReference
@@ -145,7 +145,7 @@ def test_a_layer_in_codes(truth: Truth, tmp_path: Path) -> None:
         if name.startswith("mtp."):
             stored[name] = whole[name] = tensor
         if re.match(r"mtp\.layers.*proj", name):
-            codes, scale = quantized(tensor, BLOCKS, name)
+            codes, scale = quantized_tensor(tensor, BLOCKS, name)
             stored |= {name: codes, f"{name}_scale": scale}
             wide = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[
                 : tensor.shape[0], : tensor.shape[1]

@@ -109,6 +109,14 @@ def test_what_a_grammar_cannot_do_ends_its_request_alone() -> None:
         # Too late for a status: an event of the stream.
         streamed = client.post("/v1/completions", json={**BANNED, "stream": True})
         assert "grammar_failed" in streamed.text
+        # The reply names the source of its drafts.
+        sure = {"prompt": "A", "max_tokens": 20, "guided_regex": "The answer to that is [0-9]"}
+        answer = client.post("/v1/completions", json=sure).json()
+        stats = answer["metrics"]["speculative_decoding"]
+        drafted = (stats["num_forced_tokens"], stats["num_draft_tokens"])
+        accepted = (stats["num_accepted_forced_tokens"], stats["num_accepted_tokens"])
+        assert 0 < accepted[0] <= accepted[1] <= drafted[1] and accepted[0] <= drafted[0]
+        assert stats["num_copied_tokens"] == stats["num_accepted_copied_tokens"] == 0
         after = client.post("/v1/completions", json={"prompt": "A", "max_tokens": 3})
         assert after.status_code == 200
 

@@ -193,6 +193,21 @@ def test_numbers_are_the_jsons() -> None:
     assert sums == {"same": "320", "total": "320"}
 
 
+def test_sources_of_drafts() -> None:
+    counts = {
+        "num_copied_tokens": 12,
+        "num_accepted_copied_tokens": 7,
+        "num_forced_tokens": 5,
+        "num_accepted_forced_tokens": 4,
+    }
+    runs = [run("chat", 1, "none"), run("chat", 1, "eagle3", 3, **counts), run("chat", 4, "x", 3)]
+    page = report_page([as_document(content(runs))])
+    assert "Draft tokens by source" in page
+    for key, value in counts.items():
+        assert f'<span data-v="0/runs/1/{key}">{value}</span>' in page
+    assert "num_copied_tokens" not in report_page([as_document(content(runs[:1] + runs[2:]))])
+
+
 def test_what_the_budget_chose_has_names_and_units() -> None:
     document = full()
     page = Page(report_page([as_document(document)]))

@@ -19,7 +19,7 @@ from openspec.bench.report import (
 )
 from openspec.bench.results import MethodReport, document_of, json_text, report_cell, total_identity
 from openspec.bench.run import Cell
-from openspec.bench.table import render_identity, render_positions, render_table
+from openspec.bench.table import render_identity, render_positions, render_sources, render_table
 from openspec.bench.workloads import Prompt, Workload
 from openspec.messages import SpecDecodeStats, acceptance_per_position
 
@@ -163,6 +163,26 @@ def test_table_shows_speed_and_equality() -> None:
         ("3", "50.0%", "of", "4"),
         ("4", "0.0%", "of", "4"),
     ]
+
+
+def test_sources_of_drafts() -> None:
+    """Sums of all answers; the method's own are what no other source has."""
+    cell = Cell(Workload("repeat", [Prompt(text="x")]), 4)
+    cell.results["none"] = cell.results["eagle3"] = [result([1, 2]), result([1, 2])]
+    for each in cell.results["eagle3"]:
+        speculation = each.completions[0].speculation
+        assert speculation is not None
+        speculation.num_forced_tokens, speculation.num_accepted_forced_tokens = 1, 1
+        speculation.num_copied_tokens, speculation.num_accepted_copied_tokens = 3, 1
+    content = document_of({}, report_cell(cell, ["none", "eagle3"]))
+    run = as_document(content).runs[1]
+    assert render_sources([run]).splitlines()[1] == (
+        "  repeat c=4: 8 of eagle3 (75.0%), 6 copied from the text (33.3%), "
+        "2 forced by a grammar (100.0%)"
+    )
+    assert "num_accepted_copied_tokens" in json_text(content)
+    of_the_method = msgspec.structs.replace(run, num_forced_tokens=0, num_copied_tokens=0)
+    assert render_sources([of_the_method]) == ""
 
 
 def test_bars_of_earlier_files_say_what_they_are_of() -> None:

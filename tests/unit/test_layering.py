@@ -122,7 +122,7 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "float16": (),
         "folder": (),
         "tensor_info": ("strict_json",),
-        "quantization": ("strict_json", "folder", "tensor_info"),
+        "quantization": ("strict_json", "float16", "folder", "tensor_info"),
         "dummy": ("quantization",),
         "weights": (*("strict_json", "dummy", "float16", "folder", "tensor_info", "quantization"),),
         "targets": ("strict_json", "folder", "quantization"),

@@ -13,9 +13,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from openspec import _C
 from openspec.checkpoint.quantization.declared import read_declared
 from openspec.checkpoint.quantization.made import quantized
-from openspec.checkpoint.quantization.weight_format import WeightFormat, check_wanted, weight_format
+from openspec.checkpoint.quantization.weight_format import (
+    WeightFormat,
+    check_wanted,
+    scale_shape,
+    weight_format,
+)
 from openspec.checkpoint.strict_json import JsonKeys
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.tensor_info import TensorInfo
@@ -23,6 +29,7 @@ from openspec.checkpoint.weights import target_tensors
 from openspec.config import EngineConfig
 from openspec.errors import ConfigError
 from openspec.tools import quantize
+from openspec.tools.quantize import quantized_tensor
 
 N, K = 320, 256
 LAYER = "model.layers.0."
@@ -362,7 +369,7 @@ def test_codes_are_the_nearest_of_a_scale_that_reaches_the_largest(
 ) -> None:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
     weight[:128] = 0.0
-    codes, scales = quantized(weight, form, "w")
+    codes, scales = quantized_tensor(weight, form, "w")
     rows = scales.reshape(scales.shape[0], -1)
     if form == "block":
         rows = rows.repeat_interleave(128, 0)[: shape[0]].repeat_interleave(128, 1)[:, : shape[1]]
@@ -376,13 +383,65 @@ def test_codes_are_the_nearest_of_a_scale_that_reaches_the_largest(
     assert not codes[:128].float().any() and scales.dtype == torch.float32
 
 
+def torch_codes(weight: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same by torch, whole."""
+    wide = weight.float()
+    if form == "block":
+        height, width = weight.shape
+        padded = torch.nn.functional.pad(wide, (0, -width % 128, 0, -height % 128))
+        largest = padded.abs().reshape(-(-height // 128), 128, -1, 128).amax((1, 3))
+    else:
+        largest = wide.abs().amax(1, keepdim=True) if form == "channel" else wide.abs().max()
+    scales = largest / 448.0
+    scales[scales == 0.0] = 1.0
+    factor = scales
+    if form == "block":
+        factor = scales.repeat_interleave(128, 0)[: weight.shape[0]]
+        factor = factor.repeat_interleave(128, 1)[:, : weight.shape[1]]
+    codes = (wide / factor).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+    return codes, scales.reshape(scale_shape(form, weight.shape))
+
+
+@pytest.mark.parametrize("form", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_codes_are_those_of_torch(form: str, dtype: torch.dtype) -> None:
+    """Of numbers of every size, of all codes and what lies midway between two, and of zeros."""
+    random = torch.Generator().manual_seed(4)
+    for shape in ((1, 1), (130, 257), (300, 128)):
+        powers = torch.randint(-30, 10, shape, generator=random).float().exp2()
+        weight = (torch.randn(shape, generator=random) * powers).to(dtype)
+        weight[: shape[0] // 4] *= 0
+        for found, expected in zip(
+            quantized_tensor(weight, form, "w"), torch_codes(weight, form), strict=True
+        ):
+            assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+    codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    ties = torch.cat([codes, (codes[1:] + codes[:-1]) / 2, torch.tensor([448.0])])
+    weight = torch.stack([ties, -ties]).to(dtype)  # of a channel or a tensor, whose scale is 1
+    for found, expected in zip(
+        quantized_tensor(weight, form, "w"), torch_codes(weight, form), strict=True
+    ):
+        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_numbers_need_not_be_aligned_nor_alone() -> None:
+    """A file may have them anywhere; and a machine any number of threads."""
+    data = torch.randn(300 * 130, generator=torch.Generator().manual_seed(5)).numpy().tobytes()
+    expected = quantized(memoryview(data), "F32", (300, 130), "block", "w")
+    assert quantized(memoryview(b"." + data)[1:], "F32", (300, 130), "block", "w") == expected
+    for num_threads in (1, 3):
+        assert _C.quantized(data, "F32", 300, 130, "block", num_threads) == expected
+    with pytest.raises(ValueError, match="numbers of 300 x 131, got 156000 bytes of F32"):
+        _C.quantized(data, "F32", 300, 131, "block", 1)
+
+
 def test_weights_that_are_no_numbers_are_not_quantised() -> None:
     for value in (math.nan, math.inf):
         weight = torch.ones(8, 8)
         weight[3, 4] = value
         for form in SHAPES:
             with pytest.raises(ConfigError, match="w holds NaN or infinity"):
-                quantized(weight, form, "w")
+                quantized_tensor(weight, form, "w")
 
 
 @pytest.mark.parametrize("form", SHAPES)
@@ -393,7 +452,7 @@ def test_compressed_tensors_makes_the_same_codes(form: str) -> None:
     from compressed_tensors.quantization.utils import calculate_qparams
 
     weight = torch.randn(384, 256, generator=torch.Generator().manual_seed(2))
-    codes, scales = quantized(weight, form, "w")
+    codes, scales = quantized_tensor(weight, form, "w")
     block = {"block_structure": [128, 128]} if form == "block" else {}
     args = QuantizationArgs(num_bits=8, type="float", strategy=form, symmetric=True, **block)
     low, high = {

@@ -244,13 +244,16 @@ class PromptDeltas : PromptPlan<kColumns> {
       *reinterpret_cast<uint2*>(own_pairs(block) + i / 2) =
           make_uint2(highs(made[i], made[i + 1]), highs(made[i + 2], made[i + 3]));
     }
-    const int ring = at.params.records.ring_size;
-    if ((block + 1) * kBlock <= at.end - ring) return;
+    // What is folded into the state nobody reads again. A block's records lie in one piece.
+    const RecordView& records = at.params.records;
+    const int begin = max(at.end - records.ring_size, at.folded_write * kBlock);
+    if ((block + 1) * kBlock <= begin) return;
+    std::byte* record = at.record(block * kBlock);
 #pragma unroll
-    for (int i = 0; i < kBlock; ++i) {
+    for (int i = 0; i < kBlock; ++i, record += records.record_bytes) {
       const int position = block * kBlock + i;
-      if (i >= first && position < at.end && position >= at.end - ring) {
-        at.delta(at.record(position))[column_] = static_cast<uint16_t>(made[i] >> 16);
+      if (i >= first && position < at.end && position >= begin) {
+        at.delta(record)[column_] = static_cast<uint16_t>(made[i] >> 16);
       }
     }
   }
@@ -305,9 +308,20 @@ class PromptOutput : PromptPlan<kColumns> {
       }
     }
     if (warp_ != kWarps - 1 || lane != 31) return;
-    const int num_known = min(max(at.begin - block * kBlock, 0), kBlock);  // whose c is recorded
-    float sum = num_known > 0 ? slot.c[num_known - 1] : 0.0f;
-    for (int i = num_known; i < kBlock; ++i) slot.c[i] = sum = __fadd_rn(sum, slot.g[i]);
+    if (at.begin > block * kBlock) {
+      const int num_known = min(at.begin - block * kBlock, kBlock);  // whose c is recorded
+      float sum = slot.c[num_known - 1];
+      for (int i = num_known; i < kBlock; ++i) slot.c[i] = sum = __fadd_rn(sum, slot.g[i]);
+      return;
+    }
+    float c[kBlock];  // all of g before the first c: the other warps wait for these
+#pragma unroll
+    for (int i = 0; i < kBlock; i += 4) load4(c + i, &slot.g[i]);
+    c[0] = __fadd_rn(0.0f, c[0]);
+#pragma unroll
+    for (int i = 1; i < kBlock; ++i) c[i] = __fadd_rn(c[i - 1], c[i]);
+#pragma unroll
+    for (int i = 0; i < kBlock; i += 4) store4(&slot.c[i], c + i);
   }
 
   /// Of a block's fold and, with `has_rows`, of its rows.

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) choose_source_kernel(ChooseSourcePar
   const int lane = threadIdx.x % 32;
   if (s >= params.max_spans) return;
   const StepHeader header = *params.input.header;
-  int num_drafts = 0, is_copied = 0;
+  int num_drafts = 0, is_copied = 0, copied_class = -1;
   if (s < header.num_spans) {
     const StepSpan& span = params.input.spans[s];
     const int64_t first = static_cast<int64_t>(s) * params.max_drafts;
@@ -42,10 +42,18 @@ __global__ void __launch_bounds__(kThreads) choose_source_kernel(ChooseSourcePar
     }
     const float* scores =
         params.drafter_scores != nullptr ? params.drafter_scores + first_drafter : nullptr;
-    const int num_copied = params.takes_copies ? params.copied.num_drafts[s] : 0;
-    const float acceptance = span.copied_acceptance[match_class(params.copied.match_len[s])];
-    is_copied = worth_of(num_copied, acceptance, nullptr, header.row_price) >
-                worth_of(num_drafts, span.acceptance, scores, header.row_price);
+    const int match_len = params.copied.match_len[s];
+    const CopyOpinion opinion = opinion_of(num_drafts, params.drafter_drafts + first_drafter,
+                                           params.copied.drafts[first_copied]);
+    if (match_len > 0) copied_class = copy_class(match_len, opinion);
+    const int num_copied =
+        params.takes_copies && copied_class >= 0 ? params.copied.num_drafts[s] : 0;
+    const float acceptance = copied_class >= 0 ? span.copied_acceptance[copied_class] : 0.0f;
+    const auto worth = [&](int count, float ratio, const float* by_scores) {
+      return worth_of(min(count, header.row_share), ratio, by_scores, header.row_price);
+    };
+    is_copied = is_copy_better(worth(num_copied, acceptance, nullptr),
+                               worth(num_drafts, span.acceptance, scores));
     if (is_copied) {
       num_drafts = num_copied;
       for (int i = lane; i < num_copied; i += 32) {
@@ -70,6 +78,7 @@ __global__ void __launch_bounds__(kThreads) choose_source_kernel(ChooseSourcePar
   if (lane == 0) {
     params.num_drafts[s] = num_drafts;
     params.is_copied[s] = is_copied;
+    params.copy_class[s] = copied_class;
   }
 }
 

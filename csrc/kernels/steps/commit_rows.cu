@@ -76,7 +76,7 @@ __device__ __forceinline__ void judge_copy(const CommitRowsParams& params, int s
   const Verdict verdict = judge_chain(copied.drafts + static_cast<int64_t>(s) * copied.max_drafts,
                                       copied.num_drafts[s], outcome.num_tokens - 1, run);
   outcome.is_copied = params.is_copied[s];
-  outcome.match_len = copied.match_len[s];
+  outcome.copy_class = params.copy_class[s];
   outcome.num_copied_judged = verdict.num_judged;
   outcome.num_copied_right = verdict.num_right;
 }

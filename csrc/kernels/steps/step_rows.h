@@ -46,7 +46,7 @@ struct StepSpan {
       0.0f;            // conditional, of each draft: which drafts go first where rows are short
   int32_t folds = 0;   // boolean: there are pages to fold the base into
   uint64_t owner = 0;  // see RecallParams
-  float copied_acceptance[kNumMatchClasses] = {};  // `acceptance` of copies, see ChooseSourceParams
+  float copied_acceptance[kNumCopyClasses] = {};  // `acceptance` of copies, see ChooseSourceParams
 };
 /// A slot that the host (re)wrote.
 struct SlotUpdate {
@@ -60,7 +60,10 @@ struct StepHeader {
   int32_t num_spans = 0, num_slot_updates = 0, num_page_updates = 0;
   int32_t row_budget = 0;  // rows to lay, drafts included, at most
   int32_t ring_index = 0;  // where the outcome goes
-  float row_price = 0.0f;  // tokens that a row costs, see ChooseSourceParams
+  // See ChooseSourceParams: tokens that a row costs, and drafts that get rows of each span that has
+  // any, were all to get as many.
+  float row_price = 0.0f;
+  int32_t row_share = 0;
 };
 
 /// What the ops of a step read of it, in device memory.
@@ -104,7 +107,8 @@ struct CopiedDrafts {
 };
 
 /// Takes the drafts of each span from its drafter or from its copy, whichever is worth more
-/// (core/copied_drafts.h), the drafter's where they are equal.
+/// (core/copied_drafts.h), the drafter's where they are equal. Drafts count as far as they are
+/// likely to get rows: a copy may be longer than the step has room for.
 struct ChooseSourceParams {
   StepInput input;
   StepSpan* spans = nullptr;  // out: `acceptance` becomes that of what is taken
@@ -119,9 +123,10 @@ struct ChooseSourceParams {
   // out, as for layout_rows
   int max_drafts = 0;
   int32_t *drafts = nullptr, *num_drafts = nullptr;
-  int32_t* parents = nullptr;    // null: chains
-  float* scores = nullptr;       // null: none
-  int32_t* is_copied = nullptr;  // [max_spans]
+  int32_t* parents = nullptr;     // null: chains
+  float* scores = nullptr;        // null: none
+  int32_t* is_copied = nullptr;   // [max_spans], as the next
+  int32_t* copy_class = nullptr;  // -1: there is no copy
 };
 int choose_source_cuda(const ChooseSourceParams& params, void* stream);
 
@@ -193,7 +198,7 @@ struct StepOutcome {
   int32_t first_choice = -1, sample_begin = 0, sample_end = 0;
   int32_t has_scores = 0;  // whether the drafts in the ring have scores
   int32_t is_copied = 0;   // whether drafts after those of the host are a copy
-  int32_t match_len = 0, num_copied_judged = 0, num_copied_right = 0;  // see CopyJudgement
+  int32_t copy_class = -1, num_copied_judged = 0, num_copied_right = 0;  // see CopyJudgement
   int32_t num_folded = 0;  // blocks in the base after the step
 };
 
@@ -203,12 +208,13 @@ struct StepOutcome {
 struct CommitRowsParams {
   StepInput input;
   DeviceTable table;
-  bool keeps_rows = false;              // for the drafter, which else learns from them now
-  const int32_t* drafts = nullptr;      // [max_spans, max_drafts], as for layout_rows
-  const int32_t* parents = nullptr;     // [max_spans, max_drafts]; null: chains
-  const float* scores = nullptr;        // [max_spans, max_drafts]; null: none
-  CopiedDrafts copied = {};             // verified or not
-  const int32_t* is_copied = nullptr;   // [max_spans], where there are copies
+  bool keeps_rows = false;           // for the drafter, which else learns from them now
+  const int32_t* drafts = nullptr;   // [max_spans, max_drafts], as for layout_rows
+  const int32_t* parents = nullptr;  // [max_spans, max_drafts]; null: chains
+  const float* scores = nullptr;     // [max_spans, max_drafts]; null: none
+  CopiedDrafts copied = {};          // verified or not
+  // [max_spans] as of choose_source, where there are copies
+  const int32_t *is_copied = nullptr, *copy_class = nullptr;
   const int32_t* span_begin = nullptr;  // [num_spans + 1] first row of each span
   const int32_t* num_offered = nullptr;
   const int32_t* num_granted = nullptr;

@@ -101,7 +101,7 @@ size_t DeviceArrays::lay_out(std::byte* base, const RunnerConfig& config, const 
   if (config.max_copied_drafts > 0) {
     const size_t most = as_index(config.max_draft_tokens);
     carver.take(seqs, owners);
-    carver.take(seqs, num_copied, is_copied, num_drafter_wanted, num_drafter_drafts);
+    carver.take(seqs, num_copied, is_copied, copy_class, num_drafter_wanted, num_drafter_drafts);
     carver.take(seqs * as_index(config.max_copied_drafts), copied);
     carver.take(seqs * most, drafter_drafts, drafter_parents, drafter_scores);
   }

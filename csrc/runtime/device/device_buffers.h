@@ -55,7 +55,8 @@ struct DeviceArrays {
   int32_t *num_drafts = nullptr, *drafts = nullptr, *parents = nullptr;  // [S], [S, D], [S, D]
   float* scores = nullptr;                                               // [S, D]
   // Where there are copies, C of a sequence at most: those, and the drafter's of which at most P.
-  int32_t *num_copied = nullptr, *copied = nullptr, *is_copied = nullptr;  // [S], [S, C], [S]
+  int32_t *num_copied = nullptr, *copied = nullptr;     // [S], [S, C]
+  int32_t *is_copied = nullptr, *copy_class = nullptr;  // [S]
   int32_t *num_drafter_wanted = nullptr, *num_drafter_drafts = nullptr, *drafter_drafts = nullptr,
           *drafter_parents = nullptr;  // [S], [S], [S, P], [S, P]
   uint64_t* owners = nullptr;          // [S]

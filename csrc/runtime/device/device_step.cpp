@@ -133,6 +133,15 @@ void DeviceStep::teach_kept(StepLease& lease, StepOrder& order) {
   lease.num_waiting = num_kept_steps_ + keeps_rows;
 }
 
+int DeviceStep::row_share(const StepLease& lease, int num_rows) {
+  int num_known = 0, num_drafting = 0;
+  for (const SpanRequest& request : lease.requests) {
+    num_known += request.num_new_tokens;
+    num_drafting += request.max_drafts > 0;
+  }
+  return num_drafting == 0 ? 0 : std::max(1, (num_rows - num_known) / num_drafting);
+}
+
 StepHeader DeviceStep::write_input(const StepLease& lease, const StepShape& shape) {
   const StepInputArrays& input = ring_.input(lease.ring_index);
   const bool drafts_there = lease.has_proposed || context_.config.max_copied_drafts > 0;
@@ -155,6 +164,7 @@ StepHeader DeviceStep::write_input(const StepLease& lease, const StepShape& shap
   StepHeader header = updates_.write(lease, inputs_);
   header.row_budget = shape.num_rows;
   header.row_price = static_cast<float>(planner_.row_price(lease));
+  header.row_share = row_share(lease, shape.num_rows);
   return header;
 }
 

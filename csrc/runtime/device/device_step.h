@@ -75,6 +75,8 @@ class DeviceStep final : public StepBackend {
   int num_samples_of(const StepLease& lease, const StepShape& shape) const;
   /// The drafter learns from the rows that wait, where they cannot wait longer.
   void teach_kept(StepLease& lease, StepOrder& order);
+  /// Drafts that get rows of each span that has any, were all to get as many.
+  static int row_share(const StepLease& lease, int num_rows);
   StepHeader write_input(const StepLease& lease, const StepShape& shape);
   /// A recorded shape that does what is to be timed, or the step as it is.
   StepShape timed_shape(const StepKind& kind, int context) const;

@@ -40,7 +40,7 @@ SpanResult StepRing::result(const StepLease& lease, size_t span) const {
                                    .num_accepted = outcome.num_accepted,
                                    .num_judged = outcome.num_judged,
                                    .num_right = outcome.num_right}));
-  result.copied = {outcome.match_len, outcome.num_copied_judged, outcome.num_copied_right};
+  result.copied = {outcome.copy_class, outcome.num_copied_judged, outcome.num_copied_right};
 
   const SequenceParams& params = table_.params(result.slot);
   if (params.reports_steps && outcome.num_tokens > 0) {

@@ -190,7 +190,8 @@ void DeviceStages::choose_source(const StepShape& shape) {
                           .num_drafts = s.num_drafts,
                           .parents = has_trees ? s.parents : nullptr,
                           .scores = has_scores ? s.scores : nullptr,
-                          .is_copied = s.is_copied},
+                          .is_copied = s.is_copied,
+                          .copy_class = s.copy_class},
                          exec_.stream),
       "choose_source");
 }
@@ -320,6 +321,7 @@ void DeviceStages::commit(const StepShape& shape) {
                                   .scores = drafts.scores,
                                   .copied = copied_drafts(),
                                   .is_copied = s.is_copied,
+                                  .copy_class = s.copy_class,
                                   .span_begin = s.span_begin,
                                   .num_offered = s.num_offered,
                                   .num_granted = s.num_granted,

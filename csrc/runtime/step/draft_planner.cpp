@@ -62,7 +62,10 @@ std::vector<DraftOffer> DraftPlanner::expected_offers(const StepLease& lease, bo
                              .ratio = estimate.acceptance.ratio(),
                              .availability = may_be_absent ? estimate.availability.ratio() : 1.0,
                              .num_depths = expected_depths()};
-    if (worth_of(drafter, price) >= worth_of(offers.back(), price)) offers.back() = drafter;
+    const auto worth = [&](const DraftOffer& offer) {
+      return static_cast<float>(worth_of(offer, price));
+    };
+    if (!is_copy_better(worth(offers.back()), worth(drafter))) offers.back() = drafter;
   }
   return offers;
 }
@@ -78,7 +81,7 @@ DraftOffer DraftPlanner::expected_copy(const StepLease& lease, size_t request,
   }
   const MergedDraft& merged = lease.offers[request];
   return {.num_drafts = merged.num_offered[kCopiedDrafts],
-          .ratio = table_.copy_estimate(wanted.slot).ratio(merged.copied.match_len)};
+          .ratio = table_.copy_estimate(wanted.slot).ratio(merged.copied.copy_class())};
 }
 
 double DraftPlanner::row_price(const StepLease& lease) const {
@@ -102,9 +105,10 @@ bool DraftPlanner::prefers_copy(int slot, const MergedDraft& merged, const Draft
     return worth;
   };
   const float* scores = drafter.scores.empty() ? nullptr : drafter.scores.data();
-  return worth(merged.num_offered[kCopiedDrafts],
-               table_.copy_estimate(slot).ratio(merged.copied.match_len),
-               nullptr) > worth(drafter.size(), ratio(slot, kDrafterDrafts), scores);
+  return is_copy_better(
+      worth(merged.num_offered[kCopiedDrafts],
+            table_.copy_estimate(slot).ratio(merged.copied.copy_class()), nullptr),
+      worth(drafter.size(), ratio(slot, kDrafterDrafts), scores));
 }
 
 bool DraftPlanner::drafter_pays(StepLease& lease, bool may_be_absent, double host_seconds) {
@@ -150,7 +154,7 @@ std::vector<int> DraftPlanner::grant(StepLease& lease, double host_seconds) {
       const int slot = lease.requests[i].slot;
       offers.push_back({.num_drafts = num_drafts,
                         .ratio = source == kCopiedDrafts
-                                     ? table_.copy_estimate(slot).ratio(merged.copied.match_len)
+                                     ? table_.copy_estimate(slot).ratio(merged.copied.copy_class())
                                      : ratio(slot, source),
                         .follows = first > 0});
       // Of others they say only that what follows is as likely as it was.

@@ -59,7 +59,7 @@ void HostDrafts::offer(StepLease& lease, double host_seconds) {
 void HostDrafts::add_copies(StepLease& lease) {
   for (Offer& offer : ask(copies_, context_.config.max_copied_drafts, lease)) {
     MergedDraft& merged = lease.offers[offer.span];
-    merged.copied = {offer.draft.tokens, copies_.match_len(offer.request)};
+    merged.copied = {offer.draft.tokens, copies_.match_len(offer.request), kNoOpinion};
     merged.add(kCopiedDrafts, std::move(offer.draft), offer.num_refused);
   }
 }
@@ -71,6 +71,10 @@ void HostDrafts::add_drafters(StepLease& lease) {
     MergedDraft& merged = lease.offers[offer.span];
     if (logits.values != nullptr) drawn_rows_[offer.span] = logits.row[offer.request];
     const int slot = lease.requests[offer.span].slot;
+    if (merged.copied.match_len > 0) {
+      merged.copied.opinion =
+          opinion_of(offer.draft.size(), offer.draft.tokens.data(), merged.copied.tokens.front());
+    }
     if (planner_.prefers_copy(slot, merged, offer.draft, row_price)) continue;
     merged.drop_copied();
     merged.add(kDrafterDrafts, std::move(offer.draft), offer.num_refused);

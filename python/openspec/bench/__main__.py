@@ -17,7 +17,13 @@ from openspec.bench.html.page import report_page
 from openspec.bench.results import document_of, json_text, report_cell, total_identity
 from openspec.bench.run import methods_of, run_benchmark, server_of
 from openspec.bench.server import ServerUnderTest, leave_on_sigterm
-from openspec.bench.table import TABLE_LEGEND, render_identity, render_positions, render_table
+from openspec.bench.table import (
+    TABLE_LEGEND,
+    render_identity,
+    render_positions,
+    render_sources,
+    render_table,
+)
 from openspec.errors import ConfigError
 
 _NOT_OF_THE_RESULT = ("json", "html", "compare", "api_key")
@@ -75,9 +81,9 @@ def _benchmark(plan: BenchPlan, server: ServerUnderTest) -> int:
     if plan.bench.html is not None:
         _write("html", plan.bench.html, report_page([document]))
     print(f"{render_table(document.runs)}\n\n{TABLE_LEGEND}")
-    positions = render_positions(document.runs)
-    if positions:
-        print("\n" + positions)
+    for block in (render_sources(document.runs), render_positions(document.runs)):
+        if block:
+            print("\n" + block)
     print("\n" + render_identity(identity, failures, is_peer=is_peer))
     return 1 if failures else 0
 

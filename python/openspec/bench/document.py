@@ -27,6 +27,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
+    num_forced_tokens: int = 0
+    """Of the draft tokens those that a grammar left no choice of."""
+    num_accepted_forced_tokens: int = 0
+    num_copied_tokens: int = 0
+    """Of the draft tokens those copied from the text so far; the rest are the method's."""
+    num_accepted_copied_tokens: int = 0
     chunk_gap_ms: float | None = None
     chunk_gap_ms_p99: float | None = None
     acceptance_rate: float | None = None
@@ -54,6 +60,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def is_shown(self) -> bool:
         """Whether the speed may be shown."""
         return self.identical_to_plain or self.may_differ
+
+    @property
+    def has_sources(self) -> bool:
+        """Whether drafts came from elsewhere than the method, too."""
+        return self.num_forced_tokens + self.num_copied_tokens > 0
 
     @property
     def is_clear(self) -> bool:

@@ -127,6 +127,10 @@ def _run(report: MethodReport) -> dict[str, object]:
         "num_drafts": speculation.num_drafts,
         "num_draft_tokens": speculation.num_draft_tokens,
         "num_accepted_tokens": speculation.num_accepted_tokens,
+        "num_forced_tokens": speculation.num_forced_tokens,
+        "num_accepted_forced_tokens": speculation.num_accepted_forced_tokens,
+        "num_copied_tokens": speculation.num_copied_tokens,
+        "num_accepted_copied_tokens": speculation.num_accepted_copied_tokens,
         "may_differ": not report.is_gated,
         "answers": report.answers,
     }

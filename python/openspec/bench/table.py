@@ -110,6 +110,31 @@ def render_positions(runs: Sequence[Run]) -> str:
     return "\n".join(blocks)
 
 
+def render_sources(runs: Sequence[Run]) -> str:
+    """Where drafts came from and the share accepted, per cell that had others than the method's."""
+    lines = []
+    for run in runs:
+        if not run.has_sources or not run.is_shown:
+            continue
+        forced = run.num_forced_tokens, run.num_accepted_forced_tokens
+        copied = run.num_copied_tokens, run.num_accepted_copied_tokens
+        own = (
+            run.num_draft_tokens - forced[0] - copied[0],
+            run.num_accepted_tokens - forced[1] - copied[1],
+        )
+        shares = [
+            f"{drafted} {source} ({accepted / drafted:.1%})"
+            for source, (drafted, accepted) in (
+                (f"of {run.method}", own),
+                ("copied from the text", copied),
+                ("forced by a grammar", forced),
+            )
+            if drafted
+        ]
+        lines.append(f"  {run.workload} c={run.concurrency}: {', '.join(shares)}")
+    return "\n".join(["Draft tokens by source (accepted):", *lines]) if lines else ""
+
+
 def _bar(share: float) -> str:
     eighths = round(share * _BAR_WIDTH * 8)
     full, rest = divmod(eighths, 8)

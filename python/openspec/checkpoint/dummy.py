@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from openspec.checkpoint.quantization.made import as_bfloat16, load_made
+from openspec.checkpoint.quantization.made import load_made
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,7 +68,7 @@ def load_dummy_weights(runner: _C.Runner, quantized: Mapping[str, TensorScale]) 
             continue
         data = weights.tensor(name, tuple(shape))
         if name in quantized:
-            load_made(runner.load_tensor, name, as_bfloat16(data, shape), quantized[name], name)
+            load_made(runner.load_tensor, name, data, "BF16", shape, quantized[name], name)
         else:
             runner.load_tensor(name, data, "BF16")
         num_bytes += data.nbytes

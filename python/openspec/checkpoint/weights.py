@@ -348,7 +348,7 @@ def _load(part: _Part, file: SafetensorsFile, name: str) -> int:
         dtype, data = "BF16", _memory_of(converted)
     try:
         if scale is not None and is_made:
-            load_made(part.load, inner, file.tensor(name), scale, where)
+            load_made(part.load, inner, data, dtype, file.tensors[name].shape, scale, where)
         else:
             part.load(inner, data, dtype)
     except ConfigError:

@@ -25,7 +25,12 @@ from openspec.checkpoint.folder import (
 )
 from openspec.checkpoint.quantization.declared import BLOCK, BLOCKS, CONFIG
 from openspec.checkpoint.quantization.made import quantized
-from openspec.checkpoint.quantization.weight_format import MADE, WeightFormat, made_format
+from openspec.checkpoint.quantization.weight_format import (
+    MADE,
+    WeightFormat,
+    made_format,
+    scale_shape,
+)
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.weights import INDEX_FILE, checkpoint_files, engine_name
 from openspec.drafters import parts_of_targets
@@ -39,6 +44,7 @@ OF_HYBRIDS = (
     *(f"re:{re.escape(part)}.*" for part in parts_of_targets()),
 )
 """Modules of hybrid models that stay as they are."""
+_CODES_OF = {"torch.bfloat16": "BF16", "torch.float16": "F16", "torch.float32": "F32"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,12 +110,32 @@ def _write_weights(root: Path, target: Path, made: WeightFormat) -> dict[str, st
             tensor, scale = file.tensor(name), made.quantized.get(engine_name(name))
             if scale is not None:
                 where = f"{file.path}: {name}"
-                tensor, tensors[f"{name}_scale"] = quantized(tensor, scale.form, where)
+                tensor, tensors[f"{name}_scale"] = quantized_tensor(tensor, scale.form, where)
             tensors[name] = tensor
         save_file(tensors, target / file.path.name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file.path.name)
         file.close()
     return weight_map
+
+
+def quantized_tensor(
+    weight: torch.Tensor, form: str, where: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The codes [N, K] and the float32 scales of `weight` [N, K] of bfloat16, float16 or float32.
+
+    Raises:
+        ConfigError: it holds NaN or infinity.
+    """
+    import torch
+
+    numbers = weight.contiguous().view(torch.uint8).numpy().data.cast("B")
+    codes, scales = quantized(numbers, _CODES_OF[str(weight.dtype)], weight.shape, form, where)
+    return (
+        torch.frombuffer(bytearray(codes), dtype=torch.float8_e4m3fn).reshape(weight.shape),
+        torch.frombuffer(bytearray(scales), dtype=torch.float32).reshape(
+            scale_shape(form, weight.shape)
+        ),
+    )
 
 
 def _config(form: str, *, is_hybrid: bool) -> dict[str, Any]:

@@ -424,23 +424,32 @@ TEST(an_offer_that_follows_is_as_likely_as_it_lasts) {
   CHECK_EQ(spend_row_budget(offers, 2, 2, 7, flat, 0.0).counts, (std::vector<int>{3, 1, 1}));
 }
 
-TEST(copies_are_known_by_the_length_of_their_match) {
+TEST(copies_are_known_by_their_match_and_by_what_the_drafter_says) {
   CHECK_EQ(match_class(kMinMatchLen), 0);
   CHECK_EQ(match_class(7), 0);
   CHECK_EQ(match_class(8), 1);
   CHECK_EQ(match_class(kMaxMatchLen), kNumMatchClasses - 1);
   CHECK_EQ(match_class(1000), kNumMatchClasses - 1);
+  const std::vector<int32_t> drafts = {5, 6};
+  CHECK_EQ(opinion_of(2, drafts.data(), 5), kAgrees);
+  CHECK_EQ(opinion_of(2, drafts.data(), 6), kDiffers);
+  CHECK_EQ(opinion_of(0, nullptr, 5), kNoOpinion);
+  const int few = copy_class(7, kNoOpinion), more = copy_class(8, kNoOpinion),
+            most = copy_class(kMaxMatchLen, kNoOpinion);
   CopyEstimate all;
-  const double unseen = all.ratio(8);
-  CHECK_GT(all.ratio(kMaxMatchLen), unseen);
-  for (int i = 0; i < 50; ++i) all.observe(4, 1, 0);
-  CHECK_LT(all.ratio(7), 0.05);
-  CHECK_EQ(all.ratio(8), unseen);
+  const double unseen = all.ratio(more), agreed = all.ratio(copy_class(7, kAgrees));
+  CHECK_GT(all.ratio(most), unseen);
+  CHECK_GT(agreed, all.ratio(copy_class(7, kDiffers)));
+  for (int i = 0; i < 50; ++i) all.observe(copy_class(4, kDiffers), 1, 0);
+  CHECK_LT(all.ratio(copy_class(7, kDiffers)), 0.05);
+  CHECK_LT(all.ratio(few), 0.05);  // where nobody is asked, all count
+  CHECK_EQ(all.ratio(more), unseen);
+  CHECK_EQ(all.ratio(copy_class(7, kAgrees)), agreed);
   // A sequence begins with what others have shown, and soon goes by its own.
   CopyEstimate own = CopyEstimate::like(all);
-  CHECK_NEAR(own.ratio(4), all.ratio(4), 1e-12);
-  for (int i = 0; i < 10; ++i) own.observe(4, 5, 5);
-  CHECK_GT(own.ratio(4), 0.8);
+  CHECK_NEAR(own.ratio(few), all.ratio(few), 1e-12);
+  for (int i = 0; i < 10; ++i) own.observe(few, 5, 5);
+  CHECK_GT(own.ratio(few), 0.8);
 }
 
 TEST(drafts_are_worth_what_they_bring_beyond_their_rows) {

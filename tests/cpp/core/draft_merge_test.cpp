@@ -177,8 +177,8 @@ TEST(a_copy_that_is_not_taken_makes_room_and_stays_to_be_judged) {
 
 TEST(a_copy_is_judged_by_the_run_of_chosen_tokens) {
   const auto judge = [](const Ids& copied, const Ids& run) {
-    const CopyJudgement of = judge_copy({copied, 3}, run);
-    CHECK_EQ(of.match_len, 3);
+    const CopyJudgement of = judge_copy({copied, 9, kAgrees}, run);
+    CHECK_EQ(of.copy_class, copy_class(9, kAgrees));
     return std::pair(of.num_judged, of.num_right);
   };
   CHECK(judge({1, 2, 3}, {1, 2, 9, 3}) == std::pair(3, 2));
@@ -187,4 +187,5 @@ TEST(a_copy_is_judged_by_the_run_of_chosen_tokens) {
   CHECK(judge({9, 2, 3}, {1, 2, 3}) == std::pair(1, 0));
   CHECK(judge({1, 2}, {}) == std::pair(0, 0));
   CHECK(judge({}, {1}) == std::pair(0, 0));
+  CHECK_EQ(judge_copy({}, Ids{1}).copy_class, -1);
 }

@@ -26,6 +26,7 @@ struct Case {
         has_scores(of_scores),
         max_drafts(std::max(max_drafter, kCopied)) {
     price = 0.25f * static_cast<float>(rng.integer(0, 2));
+    row_share = rng.integer(1, 20);
     for (int s = 0; s < kSpans; ++s) {
       num_drafter.push_back(rng.integer(0, max_drafter));
       num_copied.push_back(rng.integer(0, 3) == 0 ? 0 : kCopied);
@@ -41,16 +42,34 @@ struct Case {
         scores.push_back(score -= 0.11f * static_cast<float>(rng.integer(0, 9)));
       }
       for (int i = 0; i < kCopied; ++i) copied.push_back(rng.integer(1000, 1999));
+      if (rng.integer(0, 1) == 0)
+        copied[copied.size() - kCopied] =
+            drafter[drafter.size() - static_cast<size_t>(max_drafter)];
     }
   }
 
-  float worth(int s, bool of_copy) const {
+  /// -1: there is none.
+  int copy_class_of(size_t s, bool has_drafter) const {
+    if (match_len[s] == 0) return -1;
+    const int count = has_drafter ? num_drafter[s] : 0;
+    return copy_class(
+        match_len[s],
+        opinion_of(count, drafter.data() + s * static_cast<size_t>(max_drafter_drafts),
+                   copied[s * kCopied]));
+  }
+
+  float copied_acceptance(size_t s, bool has_drafter) const {
+    const int number = copy_class_of(s, has_drafter);
+    return number < 0 ? 0.0f : spans[s].copied_acceptance[number];
+  }
+
+  float worth(int s, bool of_copy, bool has_drafter) const {
     const auto at = static_cast<size_t>(s);
-    const float acceptance =
-        of_copy ? spans[at].copied_acceptance[match_class(match_len[at])] : spans[at].acceptance;
+    const float acceptance = of_copy ? copied_acceptance(at, has_drafter) : spans[at].acceptance;
     const bool by_scores = has_scores && !of_copy;
     float sum = 0.0f;
-    for (int i = 0; i < (of_copy ? num_copied : num_drafter)[at]; ++i) {
+    const int count = std::min((of_copy ? num_copied : num_drafter)[at], row_share);
+    for (int i = 0; i < count; ++i) {
       sum += worth_of_draft(i, acceptance,
                             by_scores ? scores.data() + s * max_drafter_drafts : nullptr, price);
     }
@@ -62,6 +81,7 @@ struct Case {
   bool has_trees, has_scores;
   int max_drafts;
   float price;
+  int row_share;
   std::vector<StepSpan> spans;
   Ids drafter, num_drafter, parents, copied, num_copied, match_len;
   Floats scores;
@@ -72,10 +92,11 @@ int check_case(const Case& at, bool has_drafter, bool takes_copies) {
   const DeviceBuffer spans(at.spans), drafter(at.drafter), num_drafter(at.num_drafter),
       parents(at.parents), scores(at.scores), copied(at.copied), num_copied(at.num_copied),
       match_len(at.match_len),
-      header(std::vector<StepHeader>{{.num_spans = kUsed, .row_price = at.price}});
+      header(std::vector<StepHeader>{
+          {.num_spans = kUsed, .row_price = at.price, .row_share = at.row_share}});
   const size_t bytes = size_t{kSpans} * static_cast<size_t>(at.max_drafts) * 4;
   const DeviceBuffer out(bytes), out_parents(bytes), out_scores(bytes), counts(kSpans * 4),
-      is_copied(kSpans * 4);
+      is_copied(kSpans * 4), copy_class(kSpans * 4);
   CHECK_CUDA(choose_source_cuda(
       {.input = {header.as<StepHeader>(), spans.as<StepSpan>()},
        .spans = spans.as<StepSpan>(),
@@ -92,25 +113,29 @@ int check_case(const Case& at, bool has_drafter, bool takes_copies) {
        .num_drafts = counts.as<int32_t>(),
        .parents = at.has_trees ? out_parents.as<int32_t>() : nullptr,
        .scores = at.has_scores ? out_scores.as<float>() : nullptr,
-       .is_copied = is_copied.as<int32_t>()},
+       .is_copied = is_copied.as<int32_t>(),
+       .copy_class = copy_class.as<int32_t>()},
       nullptr));
   const Ids drafts = out.download<int32_t>(), above = out_parents.download<int32_t>(),
-            found_counts = counts.download<int32_t>(), sources = is_copied.download<int32_t>();
+            found_counts = counts.download<int32_t>(), sources = is_copied.download<int32_t>(),
+            classes = copy_class.download<int32_t>();
   const Floats values = out_scores.download<float>();
   const auto found_spans = spans.download<StepSpan>();
   int num_taken = 0;
   for (int s = 0; s < kSpans; ++s) {
     const auto i = static_cast<size_t>(s);
-    const float of_copy = s < kUsed && takes_copies ? at.worth(s, true) : 0.0f;
-    const float of_drafter = s < kUsed && has_drafter ? at.worth(s, false) : 0.0f;
+    const float of_copy = s < kUsed && takes_copies ? at.worth(s, true, has_drafter) : 0.0f;
+    const float of_drafter = s < kUsed && has_drafter ? at.worth(s, false, has_drafter) : 0.0f;
     // Sums in another order: what is nearly equal may go either way.
-    const bool is_close = of_copy > 0.0f && std::fabs(of_copy - of_drafter) < 1e-4f;
-    const bool takes = is_close ? sources[i] != 0 : of_copy > of_drafter;
+    const bool is_close = of_copy > 0.0f && is_copy_better(of_copy + 1e-4f, of_drafter) !=
+                                                is_copy_better(of_copy - 1e-4f, of_drafter);
+    const bool takes = is_close ? sources[i] != 0 : is_copy_better(of_copy, of_drafter);
     CHECK_EQ(sources[i], takes ? 1 : 0);
+    CHECK_EQ(classes[i], s < kUsed ? at.copy_class_of(i, has_drafter) : -1);
     num_taken += takes;
     const int expected = takes ? kCopied : s < kUsed && has_drafter ? at.num_drafter[i] : 0;
     CHECK_EQ(found_counts[i], expected);
-    const float acceptance = at.spans[i].copied_acceptance[match_class(at.match_len[i])];
+    const float acceptance = at.copied_acceptance(i, has_drafter);
     CHECK_EQ(found_spans[i].acceptance, takes ? acceptance : at.spans[i].acceptance);
     for (int k = 0; k < expected; ++k) {
       const auto to = i * static_cast<size_t>(at.max_drafts) + static_cast<size_t>(k);
@@ -127,7 +152,8 @@ int check_case(const Case& at, bool has_drafter, bool takes_copies) {
       }
     }
   }
-  for (const DeviceBuffer* buffer : {&out, &out_parents, &out_scores, &counts, &is_copied}) {
+  for (const DeviceBuffer* buffer :
+       {&out, &out_parents, &out_scores, &counts, &is_copied, &copy_class}) {
     CHECK(buffer->guard_is_whole());
   }
   return num_taken;

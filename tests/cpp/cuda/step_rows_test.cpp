@@ -428,7 +428,9 @@ struct DeviceCheck {
       const Ids run = s < at.step.spans.size() ? run_of(s).tokens : Ids{};
       CopiedDraft& copy = copies.emplace_back();
       copy.match_len = at.rng.integer(0, 9);
-      for (int i = 0, count = at.rng.integer(0, kCopied); i < count; ++i) {
+      copy.opinion = static_cast<CopyOpinion>(at.rng.integer(0, kNumOpinions - 1));
+      const int count = copy.match_len > 0 ? at.rng.integer(0, kCopied) : 0;
+      for (int i = 0; i < count; ++i) {
         const bool follows = static_cast<size_t>(i) < run.size() && at.rng.integer(0, 5) > 0;
         copy.tokens.push_back(follows ? run[static_cast<size_t>(i)] : at.rng.integer(0, kVocab));
       }
@@ -437,16 +439,17 @@ struct DeviceCheck {
 
   void commit() {
     const DeviceBuffer chosen(choices);
-    Ids copied, num_copied, match_len, is_copied;
+    Ids copied, num_copied, match_len, is_copied, classes;
     for (const CopiedDraft& copy : copies) {
       num_copied.push_back(static_cast<int32_t>(copy.tokens.size()));
       match_len.push_back(copy.match_len);
       is_copied.push_back(copy.match_len % 2);
+      classes.push_back(copy.match_len > 0 ? copy.copy_class() : -1);
       copied.insert(copied.end(), copy.tokens.begin(), copy.tokens.end());
       copied.resize(num_copied.size() * kCopied, -3);
     }
     const DeviceBuffer copied_ids(copied), copied_counts(num_copied), matches(match_len),
-        sources(is_copied);
+        sources(is_copied), copy_classes(classes);
     CHECK_CUDA(commit_rows_cuda(
         {.input = device.input(),
          .table = device.table(),
@@ -456,6 +459,7 @@ struct DeviceCheck {
          .copied = {kCopied, copied_ids.as<int32_t>(), copied_counts.as<int32_t>(),
                     matches.as<int32_t>()},
          .is_copied = sources.as<int32_t>(),
+         .copy_class = copy_classes.as<int32_t>(),
          .span_begin = span_begin.as<int32_t>(),
          .num_offered = num_usable.as<int32_t>(),
          .num_granted = num_granted.as<int32_t>(),
@@ -608,8 +612,8 @@ struct DeviceCheck {
     CHECK_EQ(outcome.num_judged, run.judgement.num_judged);
     CHECK_EQ(outcome.num_right, run.judgement.num_right);
     const CopyJudgement copy = first < 0 ? CopyJudgement{} : judge_copy(copies[s], run.tokens);
-    CHECK_EQ(outcome.match_len, copy.match_len);
-    CHECK_EQ(outcome.is_copied, copy.match_len % 2);
+    CHECK_EQ(outcome.copy_class, copy.copy_class);
+    CHECK_EQ(outcome.is_copied, first < 0 ? 0 : copies[s].match_len % 2);
     CHECK_EQ(outcome.num_copied_judged, copy.num_judged);
     CHECK_EQ(outcome.num_copied_right, copy.num_right);
     CHECK_EQ(outcome.first_choice, first);

@@ -12,7 +12,7 @@ from openspec.bench.document import Document
 from openspec.bench.html.charts import budgets, latencies, positions
 from openspec.bench.html.summary import commands, environments, heading, speedups, tiles
 from openspec.bench.html.svg import STYLE, words
-from openspec.bench.html.tables import comparison, tables
+from openspec.bench.html.tables import comparison, sources, tables
 from openspec.bench.palette import INK
 
 _PAGE_STYLE = """
@@ -99,6 +99,7 @@ def _main(documents: Sequence[Document]) -> list[str]:
     return [
         *top,
         tables(documents),
+        sources(documents),
         positions(documents),
         latencies(documents),
         budgets(documents),

@@ -35,6 +35,47 @@ def tables(documents: Sequence[Document]) -> str:
     return "\n".join(parts)
 
 
+_SOURCES = (
+    *("num_draft_tokens", "num_accepted_tokens", "num_copied_tokens"),
+    *("num_accepted_copied_tokens", "num_forced_tokens", "num_accepted_forced_tokens"),
+)
+_SOURCE_HEADINGS = (
+    *("workload", "requests", "method", "drafted", "accepted"),
+    *("copied", "accepted", "forced", "accepted"),
+)
+
+
+def sources(documents: Sequence[Document]) -> str:
+    """Where draft tokens came from, if not all are the method's."""
+    letters = [f"{letter}: " if len(documents) == 2 else "" for letter in LETTERS]
+    rows = [
+        row(
+            [
+                td(f"{letters[document_at]}<bdi>{words(run.workload)}</bdi>", "w"),
+                td(number(run.concurrency, f"{document_at}/runs/{at}/concurrency", 0), "w"),
+                td(f"<bdi>{words(run.method)}</bdi>", "w"),
+                *(
+                    td(number(getattr(run, key), f"{document_at}/runs/{at}/{key}", 0))
+                    for key in _SOURCES
+                ),
+            ]
+        )
+        for document_at, document in enumerate(documents)
+        for at, run in enumerate(document.runs)
+        if run.has_sources and run.is_shown
+    ]
+    if not rows:
+        return ""
+    return "\n".join(
+        [
+            "<h2>Draft tokens by source</h2>",
+            table(_SOURCE_HEADINGS, rows, num_words=3),
+            '<p class="quiet"><i>Copied</i> from the text so far, <i>forced</i> by a grammar; the '
+            "rest of those drafted are the method's.</p>",
+        ]
+    )
+
+
 def _run_rows(document_at: int, document: Document) -> Iterator[str]:
     previous: Run | None = None
     for at, run in enumerate(document.runs):

@@ -112,6 +112,10 @@ class SpeculationMetrics(msgspec.Struct):
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
+    num_forced_tokens: int
+    num_accepted_forced_tokens: int
+    num_copied_tokens: int
+    num_accepted_copied_tokens: int
     num_accepted_tokens_per_pos: list[int]
     num_drafts_per_pos: list[int]
     acceptance_rate: float
