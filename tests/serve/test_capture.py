@@ -159,4 +159,4 @@ def test_a_switch_and_an_eraser(start_server: Callable[..., RunningServer], tmp_
     assert len(kept(server, folder)) == 1
     bare = start_server()
     answer = bare.client.get("/v1/capture")
-    assert answer.status_code == 404 and "--capture-dir" in answer.json()["error"]["message"]
+    assert answer.status_code == 400 and "--capture-dir" in answer.json()["error"]["message"]

@@ -7,11 +7,12 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openspec.errors import RequestError
 from openspec.records.recorder import Recorder
 from openspec.serve.generation.body import received_json
 from openspec.serve.generation.context import ServerContext
 from openspec.serve.shapes.capture import CaptureSettings
-from openspec.serve.shapes.wire import ApiError, json_response
+from openspec.serve.shapes.wire import json_response
 
 
 async def get_capture(context: ServerContext, request: Request) -> Response:
@@ -41,5 +42,5 @@ async def _shown(context: ServerContext, recorder: Recorder) -> Response:
 def _recorder(context: ServerContext, request: Request) -> Recorder:
     context.check_admin(request.scope["headers"])
     if context.recorder is None:
-        raise ApiError(404, "nothing is kept: the server runs without --capture-dir")
+        raise RequestError("nothing is kept: the server runs without --capture-dir")
     return context.recorder

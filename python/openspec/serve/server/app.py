@@ -184,6 +184,7 @@ _EXAMPLES: dict[str, dict[str, object]] = {
     "/v1/messages/count_tokens": _CHAT,
     "/tokenize": {"prompt": "Once upon a time"},
     "/detokenize": {"tokens": [1, 2, 3]},
+    "/v1/capture": {"enabled": False},
     "/v1/drafter/load": {"path": "head"},
     "/update_weights_from_disk": {"model_path": "head", "update_draft_model": True},
     "/update_weights": {"update_info": {"path": "head"}},
