@@ -262,3 +262,23 @@ def test_a_head_whose_vocabulary_is_anothers(
     first, second, verdict = capsys.readouterr().out.splitlines()
     lengths = [float(line.split(": ")[1].split()[0]) for line in (first, second)]
     assert lengths[0] < lengths[1] and verdict.endswith("take it")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--method", "ngram"], "has no heads to adapt"),
+        (["--method", "dflash", "--head", "eagle3"], "that is for --method eagle3"),
+        (["--method", "eagle3", "--acceptance", "rejection"], "texts differ by head"),
+        (["--method", "eagle3", "--records", "r"], "and not both"),
+        (["--method", "eagle3", "--out", "/"], "is there already; name a new folder"),
+        (["--method", "eagle3", "--server", "http://127.0.0.1:9"], "does not answer /v1/drafter"),
+    ],
+)
+def test_turns_that_cannot_begin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
+) -> None:
+    given = ["run", "--prompts", "p", "--out", str(tmp_path / "new"), *more]
+    assert main(given) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
