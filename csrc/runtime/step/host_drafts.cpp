@@ -59,7 +59,9 @@ void HostDrafts::offer(StepLease& lease, double host_seconds) {
 void HostDrafts::add_copies(StepLease& lease) {
   for (Offer& offer : ask(copies_, context_.config.max_copied_drafts, lease)) {
     MergedDraft& merged = lease.offers[offer.span];
-    merged.copied = {offer.draft.tokens, copies_.match_len(offer.request), kNoOpinion};
+    if (offer.draft.size() > 0) {  // a grammar may have refused all of it
+      merged.copied = {offer.draft.tokens, copies_.match_len(offer.request), kNoOpinion};
+    }
     merged.add(kCopiedDrafts, std::move(offer.draft), offer.num_refused);
   }
 }
