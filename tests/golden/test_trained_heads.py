@@ -278,7 +278,7 @@ def read_by_others(kind: str, num_layers: int) -> set[str]:
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_other_engines_read_every_tensor(kind: str) -> None:
-    """By their source; both take states of three layers, and offsets in d2t."""
+    """By their source; of layers SGLang's counts outputs, vLLM's what is entered."""
     made = trainable.plan() if kind == "eagle3" else trainable.block_plan(kind)
     head = trainable.random_head(kind, made)
     tensors, config = head.tensors(), head.config()
@@ -289,6 +289,7 @@ def test_other_engines_read_every_tensor(kind: str) -> None:
         assert config["architectures"] == ["LlamaForCausalLMEagle3"]
         ids = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
         assert ids == list(made.capture_layers) and len(ids) == 3
+        assert config["eagle_aux_hidden_state_layer_ids"] == [one + 1 for one in ids]
         assert tensors["midlayer.self_attn.q_proj.weight"].shape[1] == 2 * hidden
         assert len(tensors["d2t"]) == len(tensors["lm_head.weight"]) == config["draft_vocab_size"]
         assert not config["tie_word_embeddings"]

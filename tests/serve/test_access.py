@@ -32,6 +32,7 @@ GUARDED = [
     "/kv_event_sources",
     "/tokenizer_info",
     "/openapi.json",
+    "/v1/capture",
     "/v1/drafter",
     "/weight_info",
 ]
@@ -46,6 +47,7 @@ POSTS = [
     "/detokenize",
     "/abort_request",
     "/flush_cache",
+    "/v1/capture",
     "/v1/drafter/load",
     "/v1/drafter/rollback",
     "/update_weights_from_disk",
@@ -96,8 +98,8 @@ def test_every_route_is_guarded_but_six(guarded: RunningServer) -> None:
         path = path.replace("{model_id}", "fake")
         assert guarded.client.get(path).status_code == (200 if path in PUBLIC else 401), path
     deletes = [path for path, handlers in ROUTES.items() if "DELETE" in handlers]
-    assert deletes == ["/v1/responses/{response_id}"]
-    assert guarded.client.delete(deletes[0]).status_code == 401
+    assert set(deletes) == {"/v1/responses/{response_id}", "/v1/capture"}
+    assert {guarded.client.delete(path).status_code for path in deletes} == {401}
     for path in POST_ROUTES.keys() - PUBLIC:
         response = guarded.client.post(path, json={"prompt": "a"})
         assert response.status_code == 401, path

@@ -12,6 +12,7 @@ import torch
 
 import openspec
 from openspec.adapt.__main__ import main
+from openspec.adapt.cycle import run
 from tests.golden import trainable
 from tests.serve.real_server import RealServer, real_server
 
@@ -43,10 +44,12 @@ def drafter(server: RealServer) -> dict[str, Any]:
 @pytest.mark.full
 @pytest.mark.parametrize("is_better", [False, True])
 def test_a_server_takes_the_head_that_its_traffic_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_better: bool
-) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, is_better: bool,
+) -> None:  # fmt: skip
     """Texts stay, whichever head drafts; where nothing is gained, nothing is swapped."""
     heads, records, new = tmp_path / "heads", tmp_path / "records", tmp_path / "heads" / "new"
+    monkeypatch.setattr(run, "CHANGED", run.CHANGED if is_better else ())
     if is_better:
         trainable.write_without(torch.arange(400), heads / "old")
     else:
@@ -64,7 +67,13 @@ def test_a_server_takes_the_head_that_its_traffic_made(
     with real_server(*given) as server:
         before = answers(server)
         assert drafter(server)["counters"]["num_drafts"] > 0
-        more = ["--records", str(records), "--out", str(new), *(["--force"] * is_better)]
+        more = [
+            "--records",
+            str(records),
+            "--out",
+            str(new),
+            *(["--force"] if is_better else ["--rate", "1e-12"]),
+        ]
         where = ["--server", server.url, "--server-admin-key", "secret"]
         assert main(["run", *RUN, *more, *where]) == 0
         said, now = capsys.readouterr().out, drafter(server)

@@ -134,3 +134,29 @@ def test_an_engine_process_knows_nothing_of_records() -> None:
         "assert not [name for name in sys.modules if name.startswith('openspec.records')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_switch_and_an_eraser(start_server: Callable[..., RunningServer], tmp_path: Path) -> None:
+    folder = tmp_path / "records"
+    server = start_server(capture_dir=str(folder), admin_api_key="secret")
+    client, admin = server.client, {"Authorization": "Bearer secret"}
+
+    def state() -> dict[str, Any]:
+        return dict(client.get("/v1/capture", headers=admin).json())
+
+    assert client.get("/v1/capture").status_code == 401
+    assert client.request("DELETE", "/v1/capture").status_code == 401
+    post(server, *FORMS[0])
+    while (found := state())["bytes"] == 0:
+        assert found["enabled"]
+    answer = client.request("DELETE", "/v1/capture", headers=admin)
+    assert answer.json() == {"files_removed": 1} and state() == {"enabled": True, "bytes": 0}
+    answer = client.post("/v1/capture", json={"enabled": False}, headers=admin)
+    assert answer.json() == {"enabled": False, "bytes": 0}
+    post(server, *FORMS[0])
+    client.post("/v1/capture", json={"enabled": True}, headers=admin)
+    post(server, *FORMS[1])
+    assert len(kept(server, folder)) == 1
+    bare = start_server()
+    answer = bare.client.get("/v1/capture")
+    assert answer.status_code == 400 and "--capture-dir" in answer.json()["error"]["message"]

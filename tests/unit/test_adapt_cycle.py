@@ -87,14 +87,14 @@ def test_a_vocabulary_for_a_mixture_of_texts() -> None:
     traffic = shares([Text([0, *[7] * 6, *[8] * 3, 9], 1)], 40)
     base = shares([Text([0, *[1] * 5, *[2] * 5], 1)], 40)
     vocabulary = torch.arange(20)
-    found = chosen(vocabulary, traffic, base)
+    found = chosen(vocabulary, traffic, base, 2)
     assert torch.equal(found, vocabulary)  # all of them are there
     traffic = shares([Text([0, *[30] * 6, *[31] * 3, *[32]], 1)], 40)
-    found = chosen(vocabulary, traffic, base)
+    found = chosen(vocabulary, traffic, base, 2)
     assert len(found) == 20 and bool((found.diff() > 0).all())
     assert {30, 31, 1, 2} <= set(found.tolist()) and 32 not in found  # a tenth of the rows
     assert coverage(vocabulary, traffic) == 0 and coverage(found, traffic) == pytest.approx(0.9)
-    assert torch.equal(chosen(torch.arange(40), traffic, base), torch.arange(40))
+    assert torch.equal(chosen(torch.arange(40), traffic, base, 2), torch.arange(40))
 
 
 def test_rows_of_new_tokens_are_like_what_was_learned() -> None:
@@ -214,13 +214,17 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def test_a_head_that_is_at_home_is_left_alone(
-    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A trial that changes nothing, on texts like the base's."""
+    monkeypatch.setattr(run, "CHANGED", ())
+    monkeypatch.setattr(run, "AT_HOME", 0.5)
     out = tmp_path / "head"
     more = ["--prompts", str(prompts), "--base", str(prompts), "--out", str(out)]
-    assert main(["run", "--method", "eagle3", *more, *RUN]) == 0
+    assert main(["run", "--method", "eagle3", *more, *RUN, "--rate", "1e-12"]) == 0
     said = capsys.readouterr().out
-    assert "do not bother: a trial brings" in said and "nothing is written" in said
+    assert "do not bother: a trial brings +0.0 %" in said and "nothing is written" in said
     assert not out.exists()
 
 
@@ -258,3 +262,23 @@ def test_a_head_whose_vocabulary_is_anothers(
     first, second, verdict = capsys.readouterr().out.splitlines()
     lengths = [float(line.split(": ")[1].split()[0]) for line in (first, second)]
     assert lengths[0] < lengths[1] and verdict.endswith("take it")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--method", "ngram"], "has no heads to adapt"),
+        (["--method", "dflash", "--head", "eagle3"], "that is for --method eagle3"),
+        (["--method", "eagle3", "--acceptance", "rejection"], "texts differ by head"),
+        (["--method", "eagle3", "--records", "r"], "and not both"),
+        (["--method", "eagle3", "--out", "/"], "is there already; name a new folder"),
+        (["--method", "eagle3", "--server", "http://127.0.0.1:9"], "does not answer /v1/drafter"),
+    ],
+)
+def test_turns_that_cannot_begin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
+) -> None:
+    given = ["run", "--prompts", "p", "--out", str(tmp_path / "new"), *more]
+    assert main(given) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

@@ -25,6 +25,7 @@ from openspec.settings.setting import named, number
 
 TEMPERATURES = (0.0, 0.0, 0.6, 1.0)  # drawn for each answer
 HELD_OUT_SHARE = 16  # one of so many prompts is measured with and never learned from
+BASE_HELD_OUT_SHARE = 8
 MAX_HELD_OUT = 64
 BASE_SHARE = 3
 """Texts to learn from, for each of the base."""
@@ -129,14 +130,16 @@ def _prompt_of(line: Any, llm: LLM) -> list[int]:
     return list(prompt)
 
 
-def split(prompts: Sequence[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
-    """Those to learn from and those to measure with; equal prompts are on the same side.
+def split(
+    prompts: Sequence[list[int]], share: int = HELD_OUT_SHARE
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Those to learn from and one of `share` to measure with; equal ones are on the same side.
 
     A prompt's own hash decides, so that another file or order holds the same ones out.
     """
     distinct = {tuple(prompt): _hash(prompt) for prompt in prompts}
     ranked = sorted(distinct, key=distinct.__getitem__)
-    count = min(MAX_HELD_OUT, max(1, len(ranked) // HELD_OUT_SHARE))
+    count = min(MAX_HELD_OUT, max(1, len(ranked) // share))
     held_out = set(ranked[:count])
     return (
         [prompt for prompt in prompts if tuple(prompt) not in held_out],
@@ -221,7 +224,7 @@ def gather(
     base: list[list[int]] = []
     apart: list[list[int]] = []
     if own.base is not None:
-        base, apart = split(read_prompts(Path(own.base), llm, room))
+        base, apart = split(read_prompts(Path(own.base), llm, room), BASE_HELD_OUT_SHARE)
     if own.records is not None:
         traffic, held_out = _recorded(llm, Path(own.records), own.text_length)
         some = _share_of(base, len(traffic) if seconds is not None else 0)

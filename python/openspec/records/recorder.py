@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -11,7 +12,15 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO
 
-from openspec.records.shards import SUFFIX, Record, check_identity, encoded, open_folder, shards
+from openspec.records.shards import (
+    SUFFIX,
+    Record,
+    check_identity,
+    encoded,
+    erase,
+    open_folder,
+    shards,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +46,15 @@ class Recorder:
         self._shard: BinaryIO | None = None
         self._num_shards = 0
         self._is_broken = False
+        self._writing = threading.Lock()
+        self.is_enabled = True
+        """Whether requests that come now are kept."""
         self._thread = threading.Thread(target=self._run, name="records", daemon=True)
         self._thread.start()
 
     def takes(self, request_id: str) -> bool:
         """Whether a request is of the share that is kept."""
-        return zlib.crc32(request_id.encode()) < self._share * 2**32
+        return self.is_enabled and zlib.crc32(request_id.encode()) < self._share * 2**32
 
     def offer(self, tokens: list[int], prompt: int, temperature: float) -> bool:
         """Hands a finished text over; returns whether there was room for it."""
@@ -54,6 +66,24 @@ class Recorder:
             return False
         return True
 
+    @property
+    def num_bytes(self) -> int:
+        """On the disk."""
+        with self._writing:
+            return sum(path.stat().st_size for path in shards(self._folder))
+
+    def erase(self) -> int:
+        """Removes all that is kept or waits; returns how many files that were."""
+        with self._writing:
+            with contextlib.suppress(queue.Empty):
+                while self._waiting.get_nowait() is not None:
+                    pass
+                self._waiting.put(None)  # whoever closes waits for it
+            if self._shard is not None:
+                self._shard.close()
+                self._shard = None
+            return erase(self._folder)
+
     def close(self) -> None:
         """Writes what waits."""
         self._waiting.put(None)
@@ -64,7 +94,8 @@ class Recorder:
             if self._is_broken:
                 continue
             try:
-                self._write(encoded(record))
+                with self._writing:
+                    self._write(encoded(record))
             except OSError as error:
                 self._is_broken = True
                 logger.error("%s: %s; nothing more is recorded", self._folder, error.strerror)

@@ -24,7 +24,13 @@ import torch
 
 from openspec.adapt.cycle.server import Server, counters_of, live_length
 from openspec.adapt.cycle.shadow import HeadSourceConfig, Shadow, opened, shown
-from openspec.adapt.cycle.vocabulary import chosen, coverage, shares, with_vocabulary
+from openspec.adapt.cycle.vocabulary import (
+    CHANGED,
+    chosen,
+    coverage,
+    shares,
+    with_vocabulary,
+)
 from openspec.adapt.cycle.watch import DRAFTS, EXPECTED, LENGTH, ServerConfig
 from openspec.adapt.decide import Measured, Verdict, decide
 from openspec.adapt.heads.parts import TargetEnds, TrainableHead, VocabularyHead
@@ -46,7 +52,7 @@ TRIAL_WORTH = 1.01
 """What a trial gains that is worth going on from."""
 ENOUGH_STEPS = 100
 """A trial of fewer steps says nothing of what learning brings."""
-MOST_FORGOTTEN, FORGETTING = 0.985, 10.0
+MOST_FORGOTTEN, FORGETTING = 0.99, 10.0
 """Below that share of its length on base texts, a head loses so many times what it forgets."""
 ENOUGH_DRAFTS, ROLLBACK_BELOW = 2000, 0.98
 """A swap is taken back if, over so many steps, drafts come less far than that of before."""
@@ -198,19 +204,24 @@ class Turn:
             return old, before
         texts, size = lesson.texts, len(lesson.ends.embedding)
         traffic, base = shares(texts.traffic, size), shares(texts.base, size)
-        vocabulary = chosen(old.vocabulary.cpu(), traffic, base)
-        head = with_vocabulary(old, self.old.kind, self.old.plan, vocabulary, lesson.ends)
-        found = lesson.measured(head)
-        number = int((~torch.isin(vocabulary, old.vocabulary.cpu())).sum())
-        covered = [100 * coverage(one, traffic) for one in (old.vocabulary, vocabulary)]
-        if number == 0 or worth(before, found) <= 1:
+        known = old.vocabulary.cpu()
+        head, best = old, before
+        for share in CHANGED:
+            vocabulary = chosen(known, traffic, base, len(known) // share)
+            made = with_vocabulary(old, self.old.kind, self.old.plan, vocabulary, lesson.ends)
+            found = lesson.measured(made)
+            if worth(before, found) > worth(before, best):
+                head, best = made, found
+        covered = [100 * coverage(one.vocabulary, traffic) for one in (old, head)]
+        if head is old:
             self._say(f"its vocabulary stays: {covered[0]:.1f} % of your tokens are in it")
             return old, before
+        number = int((~torch.isin(head.vocabulary.cpu(), known)).sum())
         self._say(
-            f"{number} of {len(vocabulary)} rows of its vocabulary are new: {covered[0]:.1f} to "
-            f"{covered[1]:.1f} % of your tokens, {found.length:.2f} tokens a step"
+            f"{number} of {len(known)} rows of its vocabulary are new: {covered[0]:.1f} to "
+            f"{covered[1]:.1f} % of your tokens, {best.length:.2f} tokens a step"
         )
-        return head, found
+        return head, best
 
     def _rate(self, lesson: Lessons) -> float:
         return self.own.rate or self.old.kind.rate_of(lesson.ends.embedding.shape[1], is_new=False)
@@ -235,6 +246,7 @@ class Turn:
 
         trainer = Trainer(learning, lesson.ends, schedule, None, self.own.training_seed)
         trainer.at.best = worth(before, best)
+        trainer.at.curve.append({"step": 0, "length": best.length})  # it has been measured
         trainer.run(
             lambda first: lesson.states.lessons(
                 batches(lesson.texts.learned, self.own.text_length, self.own.batch_rows, first)

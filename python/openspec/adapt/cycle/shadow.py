@@ -58,6 +58,8 @@ def opened(config: EngineConfig, own: HeadSourceConfig) -> Opened:
     """
     if not config.drafter.needs_draft_model:
         raise ConfigError(f"--method {config.method} has no heads to adapt; name another")
+    if config.acceptance != "match":
+        raise ConfigError("--acceptance rejection: texts differ by head then; drop it")
     kind = kind_named(own.head or config.method)
     if kind.method != config.method:
         raise ConfigError(f"--head {own.head}: that is for --method {kind.method}")

@@ -16,7 +16,7 @@ from torch import Tensor
 from openspec.adapt.heads.parts import HeadKind, HeadPlan, TargetEnds, VocabularyHead
 from openspec.adapt.texts import Text
 
-MOST_CHANGED = 10  # one row of so many
+CHANGED = (32, 10)  # one row of so many: a few of them may be better than many
 TRAFFIC_SHARE = 0.7
 RIDGE = 1e-2  # of the mean square of the target's rows, by column
 
@@ -33,13 +33,12 @@ def coverage(vocabulary: Tensor, traffic: Tensor) -> float:
     return float(traffic[vocabulary.cpu()].sum())
 
 
-def chosen(vocabulary: Tensor, traffic: Tensor, base: Tensor) -> Tensor:
-    """A vocabulary of the same size for the mixture, at most a tenth of it new, rising."""
+def chosen(vocabulary: Tensor, traffic: Tensor, base: Tensor, most: int) -> Tensor:
+    """A vocabulary of the same size for the mixture, at most `most` rows of it new, rising."""
     weight = TRAFFIC_SHARE if float(base.sum()) else 1.0
     mixed = weight * traffic + (1 - weight) * base
     has = torch.zeros(len(mixed), dtype=torch.bool)
     has[vocabulary] = True
-    most = len(vocabulary) // MOST_CHANGED
     new = mixed.masked_fill(has, -1.0).topk(min(most, len(mixed) - len(vocabulary))).indices
     old = vocabulary[mixed[vocabulary].argsort(stable=True)[: len(new)]]
     better = mixed[new] > mixed[old]  # the best new one against the worst old one, and so on

@@ -214,7 +214,10 @@ class Eagle3Head(VocabularyHead):
         return torch.stack(drafts, -1)[0]
 
     def config(self) -> dict[str, Any]:
-        """The classic format's; layer ids in `eagle_config` count outputs."""
+        """The classic format's; layer ids in `eagle_config` count outputs, as SGLang reads them.
+
+        vLLM reads those beside it first, and counts the layers that states enter.
+        """
         return {
             "architectures": ["LlamaForCausalLMEagle3"],
             **self.geometry.keys(),
@@ -223,6 +226,7 @@ class Eagle3Head(VocabularyHead):
                 LAYER_IDS_KEY: list(self.capture_layers),
                 "use_aux_hidden_state": True,
             },
+            LAYER_IDS_KEY: [layer + 1 for layer in self.capture_layers],
             "model_type": "llama",
             "rope_scaling": None,
             "rope_theta": self.geometry.rope_theta,

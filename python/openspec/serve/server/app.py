@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import openspec
-from openspec.serve.endpoints import drafter, info
+from openspec.serve.endpoints import capture, drafter, info
 from openspec.serve.endpoints.chat import create_chat_completion
 from openspec.serve.endpoints.completions import create_completion
 from openspec.serve.endpoints.kept_responses import (
@@ -36,6 +36,7 @@ from openspec.serve.endpoints.messages import count_tokens, create_message
 from openspec.serve.endpoints.responses import count_input_tokens, create_response
 from openspec.serve.endpoints.ui_page import ui
 from openspec.serve.generation.context import ServerContext, key_of
+from openspec.serve.shapes.capture import CaptureSettings
 from openspec.serve.shapes.chat import (
     AbortRequest,
     ChatCompletionRequest,
@@ -131,6 +132,7 @@ GET_ROUTES: dict[str, Handler] = {
     "/kv_event_sources": info.kv_event_sources,
     "/tokenizer_info": info.tokenizer_info,
     "/v1/drafter": drafter.get_drafter,
+    "/v1/capture": capture.get_capture,
     "/weight_info": drafter.weight_info,
     "/openapi.json": openapi,
     "/docs": docs,
@@ -147,6 +149,7 @@ POST_ROUTES: dict[str, tuple[Handler, type[BaseModel] | None]] = {
     "/detokenize": (info.detokenize, DetokenizeRequest),
     "/abort_request": (info.abort_request, AbortRequest),
     "/flush_cache": (info.flush_cache, None),
+    "/v1/capture": (capture.set_capture, CaptureSettings),
     "/v1/drafter/load": (drafter.load_drafter, LoadDrafterRequest),
     "/v1/drafter/rollback": (drafter.roll_back_drafter, None),
     "/update_weights_from_disk": (drafter.update_weights_from_disk, UpdateWeightsRequest),
@@ -156,11 +159,15 @@ POST_ROUTES: dict[str, tuple[Handler, type[BaseModel] | None]] = {
     "/finish_weight_update": (drafter.finish_weight_update, None),
     "/ping": (info.health, None),
 }
+DELETE_ROUTES: dict[str, Handler] = {
+    KEPT_RESPONSE: delete_response,
+    "/v1/capture": capture.erase_capture,
+}
 ROUTES: dict[str, dict[str, Handler]] = {
     path: {
         **({"POST": POST_ROUTES[path][0]} if path in POST_ROUTES else {}),
         **({"GET": GET_ROUTES[path]} if path in GET_ROUTES else {}),
-        **({"DELETE": delete_response} if path == KEPT_RESPONSE else {}),
+        **({"DELETE": DELETE_ROUTES[path]} if path in DELETE_ROUTES else {}),
     }
     for path in (*POST_ROUTES, *GET_ROUTES)
 }
@@ -177,6 +184,7 @@ _EXAMPLES: dict[str, dict[str, object]] = {
     "/v1/messages/count_tokens": _CHAT,
     "/tokenize": {"prompt": "Once upon a time"},
     "/detokenize": {"tokens": [1, 2, 3]},
+    "/v1/capture": {"enabled": False},
     "/v1/drafter/load": {"path": "head"},
     "/update_weights_from_disk": {"model_path": "head", "update_draft_model": True},
     "/update_weights": {"update_info": {"path": "head"}},
