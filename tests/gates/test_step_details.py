@@ -94,7 +94,7 @@ def test_details(drafter_name: str, target_name: str, kind: str, reference: Refe
     settings = drafter_settings(drafter_name, 5)
     settings.setdefault("adaptive_speculation", False)
     core = make_core(**settings, max_num_seqs=4)
-    is_tree = drafter_name in TREES
+    is_tree = drafter_name in (*TREES, "eagle3 copies tree")
     assert (core.info.max_draft_tokens > core.info.num_speculative_tokens) == is_tree
     expected = reference([dataclasses.replace(job, arrives_at=0) for job in jobs(kind, 8)])
     num_accepted, has_branch, has_scores = 0, False, False

@@ -251,7 +251,7 @@ def test_a_wrong_layout_is_found(
 @pytest.mark.slow
 def test_a_layout_with_fewer_drafts_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
     """The embedded head has 15 rows, which all draft; in the other layout it is one fewer."""
-    flags = ["--num-speculative-tokens", "15", "--doctor-tokens", "48"]
+    flags = ["--num-speculative-tokens", "15", "--doctor-tokens", "48", "--copied-drafts"]
     assert doctor.main(["--method", "dspark", *flags]) == 0
     tried = capsys.readouterr().out.partition("tried anchor-drop blocks: ")[2]
     assert tried.partition(" by position")[0].count("%") == 14

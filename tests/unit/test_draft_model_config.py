@@ -22,6 +22,7 @@ from openspec.engine.plan import plan_engine
 from openspec.errors import ConfigError
 from openspec.tools.convert_drafter import convert
 from openspec.tools.quantize import write_quantized
+from tests.gates import hybrid_target
 from tests.heads import models
 from tests.heads.stubs import tokenizer_json
 
@@ -114,27 +115,25 @@ def test_larger_than_the_target(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert "a draft costs more than the token that it saves" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind"),
-    [
-        (
-            {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]},
-            "qwen3_moe is a mixture of experts",
-        ),
-    ],
-)
-def test_other_kinds_are_refused(tmp_path: Path, changes: dict[str, Any], kind: str) -> None:
-    more = {
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 64,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
-    folder = copy_of(models.folder(models.CUT), tmp_path / "m", **(changes | more))
-    with pytest.raises(ConfigError, match=f"{kind}, which does not draft; give a dense model"):
-        read(folder)
+def test_other_kinds_are_refused(tmp_path: Path) -> None:
+    mixture = copy_of(
+        models.folder(models.CUT),
+        tmp_path / "m",
+        model_type="qwen3_moe",
+        architectures=["Qwen3MoeForCausalLM"],
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+    )
+    for folder, kind in (
+        (mixture, "qwen3_moe is a mixture of experts"),
+        (hybrid_target.folder(), "qwen3_5_text is a hybrid"),
+    ):
+        with pytest.raises(ConfigError, match=f"{kind}.*does not draft; give a dense model"):
+            read(folder)
 
 
 def vocabularies(root: Path, draft: dict[str, Any], target: dict[str, Any]) -> tuple[Path, Path]:

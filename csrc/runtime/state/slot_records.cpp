@@ -21,6 +21,9 @@ RecordPlan::RecordPlan(const StateNeeds& needs, const SequenceLimits& limits) {
   num_slots = limits.max_num_seqs;
   // A row that runs again (PrefixCache::attach) reads those before it.
   num_kept = needs.num_read + limits.num_rows_behind;
+  // A base that serves the end of a block holds all but the two blocks before it.
+  const bool has_blocks = needs.has_base() && limits.page_size % kDeltaBlock == 0;
+  num_in_snapshot = has_blocks ? 2 * kDeltaBlock : num_kept;
   num_steps = limits.num_steps;
   // When a step is committed, the last full page's end is among the records still, whatever the
   // steps after it lay.
@@ -50,7 +53,7 @@ SlotRecords::SlotRecords(const RecordPlan& plan, Device device, Copy copy)
   device::synchronize(nullptr);
 }
 
-void SlotRecords::copy_kept(int slot, int length, std::byte* kept, bool is_out) {
+void SlotRecords::copy_kept(int slot, int length, int num_records, std::byte* kept, bool is_out) {
   const auto copy = [&](const RecordView& ring, int num_kept) {
     std::byte* outside = kept;
     for (int position = std::max(0, length - num_kept); position < length;) {
@@ -63,15 +66,15 @@ void SlotRecords::copy_kept(int slot, int length, std::byte* kept, bool is_out) 
     }
     kept += size_t(num_kept) * ring.record_bytes;
   };
-  copy(view(), plan_.num_kept);
+  copy(view(), num_records);
   if (plan_.tail_bytes > 0) copy(tails(), plan_.num_tail_kept);
 }
 
 void SlotRecords::attach(int slot, const PageHash& prefix, int length) {
   const int place = snapshots_.at(prefix);
   last_use_[size_t(place)] = ++latest_use_;
-  copy_kept(slot, length, snapshot(place), /*is_out=*/false);
-  slots_[size_t(slot)].first_valid = length - plan_.num_kept;
+  copy_kept(slot, length, plan_.num_in_snapshot, snapshot(place), /*is_out=*/false);
+  slots_[size_t(slot)].first_valid = length - plan_.num_in_snapshot;
   slots_[size_t(slot)].stays_from = next_stay(length);
 }
 
@@ -114,7 +117,7 @@ int SlotRecords::take_place(uint64_t replaced) {
 
 bool SlotRecords::publish(int slot, const PageHash& prefix, int length, int end, SnapshotOf of) {
   Slot& own = slots_[size_t(slot)];
-  const int first = std::max(0, length - plan_.num_kept);
+  const int first = std::max(0, length - plan_.num_in_snapshot);
   const bool is_there = first >= own.first_valid && first >= end - plan_.ring_size;
   const auto saving = std::find(own.saved_length.begin(), own.saved_length.end(), length);
   const bool is_saved = !is_there && saving != own.saved_length.end();
@@ -123,9 +126,17 @@ bool SlotRecords::publish(int slot, const PageHash& prefix, int length, int end,
   const int place = take_place(own.made[size_t(of)]);
   if (is_saved) {
     const auto step = static_cast<int>(saving - own.saved_length.begin());
-    copy_(snapshot(place), saved(slot, step), plan_.kept_bytes());
+    const std::byte* from = saved(slot, step);
+    const int num_records = length - first,
+              num_more = std::min(length, plan_.num_kept) - num_records;
+    copy_(snapshot(place), from + size_t(num_more) * plan_.record_bytes,
+          size_t(num_records) * plan_.record_bytes);
+    if (plan_.tail_bytes > 0) {
+      copy_(snapshot(place) + size_t(plan_.num_in_snapshot) * plan_.record_bytes,
+            from + size_t(plan_.num_kept) * plan_.record_bytes, plan_.tails_bytes());
+    }
   } else {
-    copy_kept(slot, length, snapshot(place), /*is_out=*/true);
+    copy_kept(slot, length, plan_.num_in_snapshot, snapshot(place), /*is_out=*/true);
   }
   prefix_of_[size_t(place)] = prefix;
   last_use_[size_t(place)] = own.made[size_t(of)] = ++latest_use_;

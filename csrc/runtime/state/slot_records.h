@@ -19,8 +19,9 @@ namespace openspec {
 struct RecordPlan {
   size_t record_bytes = 0;
   int num_slots = 0;
-  int ring_size = 0;  // records of a slot
-  int num_kept = 0;   // records before a length that make it possible to go on from there
+  int ring_size = 0;        // records of a slot
+  int num_kept = 0;         // records before a length that make it possible to go on from there
+  int num_in_snapshot = 0;  // the same where a page ends
   // The same of what lies beside the records (StateNeeds::tail_bytes), in rings of its own.
   size_t tail_bytes = 0;
   int tail_ring_size = 0, num_tail_kept = 0;
@@ -33,12 +34,16 @@ struct RecordPlan {
   size_t ring_bytes() const {
     return records_bytes() + size_t(num_slots) * size_t(tail_ring_size) * tail_bytes;
   }
-  size_t kept_bytes() const {
-    return size_t(num_kept) * record_bytes + size_t(num_tail_kept) * tail_bytes;
+  /// Of so many records and what lies beside the last of them.
+  size_t copy_bytes(int num_records) const {
+    return size_t(num_records) * record_bytes + tails_bytes();
+  }
+  size_t tails_bytes() const { return size_t(num_tail_kept) * tail_bytes; }
+  size_t saved_bytes() const {
+    return size_t(num_slots) * size_t(num_steps) * copy_bytes(num_kept);
   }
   size_t bytes() const {
-    return ring_bytes() +
-           (size_t(num_slots) * size_t(num_steps) + size_t(num_snapshots)) * kept_bytes();
+    return ring_bytes() + saved_bytes() + size_t(num_snapshots) * copy_bytes(num_in_snapshot);
   }
 };
 
@@ -82,13 +87,13 @@ class SlotRecords {
   void add(int slot) { slots_[size_t(slot)] = Slot(plan_); }
   /// Of the step in place `step` of those under way; `length`: where the slot's state stands then.
   void save(int slot, int step, int length) {
-    copy_kept(slot, length, saved(slot, step), true);
+    copy_kept(slot, length, plan_.num_kept, saved(slot, step), true);
     Slot& own = slots_[size_t(slot)];
-    const bool is_whole = std::max(0, length - plan_.num_kept) >= own.first_valid;
+    const bool is_whole = std::max(0, length - plan_.num_in_snapshot) >= own.first_valid;
     own.saved_length[size_t(step)] = is_whole ? length : -1;
   }
   void restore(int slot, int step, int length) {
-    copy_kept(slot, length, saved(slot, step), false);
+    copy_kept(slot, length, plan_.num_kept, saved(slot, step), false);
   }
   /// Records before `length` may have been overwritten: they do for the slot, but for no snapshot.
   void lose(int slot, int length) {
@@ -124,13 +129,15 @@ class SlotRecords {
  private:
   std::byte* saved(int slot, int step) {
     return memory_.at(plan_.ring_bytes() +
-                      size_t(slot * plan_.num_steps + step) * plan_.kept_bytes());
+                      size_t(slot * plan_.num_steps + step) * plan_.copy_bytes(plan_.num_kept));
   }
   std::byte* snapshot(int place) {
-    return saved(plan_.num_slots, 0) + size_t(place) * plan_.kept_bytes();
+    return memory_.at(plan_.ring_bytes() + plan_.saved_bytes() +
+                      size_t(place) * plan_.copy_bytes(plan_.num_in_snapshot));
   }
-  /// Copies the records before `length`, and what is beside them, out of the rings or into them.
-  void copy_kept(int slot, int length, std::byte* kept, bool is_out);
+  /// Copies `num_records` records before `length`, and what is beside them, out of the rings or
+  /// into them.
+  void copy_kept(int slot, int length, int num_records, std::byte* kept, bool is_out);
 
   struct Slot {
     explicit Slot(const RecordPlan& plan)

@@ -247,10 +247,11 @@ def _noise(share: float, num_drafts: int) -> float:
 
 
 def measure(config: EngineConfig, num_tokens: int) -> Sample:
-    """Runs the built-in texts, greedy, on an engine of its own."""
+    """Runs the built-in texts, greedy, on an engine of its own, where nothing else drafts."""
     from openspec.llm import LLM
 
     sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens)
+    config = dataclasses.replace(config, copied_drafts=False, draft_memory=None)
     with LLM(**dataclasses.asdict(config)) as llm:
         conversations = [[{"role": "user", "content": text}] for text in CHATS]
         without_thinking = {"enable_thinking": False}

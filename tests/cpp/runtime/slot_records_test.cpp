@@ -171,12 +171,57 @@ TEST(of_every_interval_of_a_prompt_the_first_snapshot_stays_and_is_the_first_to_
   CHECK(!records.slots.has_snapshot({5, 0}) && records.slots.has_snapshot({6, 0}));
 }
 
+TEST(a_snapshot_at_the_end_of_a_block_is_two_blocks) {
+  const StateNeeds needs = {.kv_layers = {},
+                            .record_bytes = 16,
+                            .num_read = 47,
+                            .tail_bytes = 16,
+                            .num_tail_read = 3,
+                            .num_base_tiles = 1};
+  const RecordPlan plan(needs, {.max_num_seqs = 2, .page_size = 16, .draft_room = 3});
+  CHECK_EQ(plan.num_in_snapshot, 32);
+  CHECK_EQ(RecordPlan(needs, {.max_num_seqs = 2, .page_size = 8}).num_in_snapshot, 47);
+  SlotRecords slots(plan, Device::kCpu,
+                    [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); });
+  const auto write = [&](int slot, int begin, int end, int value) {
+    for (int32_t i = begin; i < end; ++i) {
+      const int32_t record[4] = {i, value, 0, 0};
+      std::memcpy(slots.view().at(slot, i), record, sizeof record);
+      std::memcpy(slots.tails().at(slot, i), record, sizeof record);
+    }
+  };
+  const auto check = [&](const RecordView& ring, int slot, int begin, int end, int value) {
+    for (int i = begin; i < end; ++i) {
+      int32_t record[4];
+      std::memcpy(record, ring.at(slot, i), sizeof record);
+      CHECK(record[0] == i && record[1] == value);
+    }
+  };
+  // Of the ring, and of what a step saved: of a short prefix and of a long one.
+  for (const int length : {32, 96}) {
+    for (const bool is_saved : {false, true}) {
+      slots.reset_snapshots();
+      for (const int slot : {0, 1}) slots.add(slot);
+      write(0, 0, length, 5);
+      if (is_saved) {
+        slots.save(0, 0, length);
+        write(0, length, length + 3 * plan.ring_size, 6);
+      }
+      const int end = is_saved ? length + 3 * plan.ring_size : length;
+      CHECK(slots.publish(0, {1, 0}, length, end, SnapshotOf::kPrompt));
+      slots.attach(1, {1, 0}, length);
+      check(slots.view(), 1, length - 32, length, 5);
+      check(slots.tails(), 1, length - 3, length, 5);
+    }
+  }
+}
+
 TEST(what_lies_beside_records_goes_where_they_go) {
   const RecordPlan plan(
       {.kv_layers = {}, .record_bytes = 16, .num_read = 4, .tail_bytes = 32, .num_tail_read = 1},
       {.max_num_seqs = 2, .page_size = kPage, .draft_room = 3});
   CHECK_EQ(plan.tail_ring_size, 1 + kPage + 4);
-  CHECK_EQ(plan.kept_bytes(), 4 * 16 + 32);
+  CHECK_EQ(plan.copy_bytes(plan.num_kept), 4 * 16 + 32);
   SlotRecords slots(plan, Device::kCpu,
                     [](void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); });
   const auto write = [&](int slot, int begin, int end, int value) {
