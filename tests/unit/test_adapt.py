@@ -35,6 +35,7 @@ from openspec.adapt.texts import (
     batches,
     draft_vocabulary,
     load_texts,
+    own_prompts,
     packed,
     read_prompts,
     save_texts,
@@ -109,6 +110,15 @@ def test_other_lines_are_refused_with_their_place(llm: LLM, tmp_path: Path, line
     path.write_text(f'{{"prompt": "a"}}\n{line}\n{{"prompt": "b"}}\n')
     with pytest.raises(ConfigError, match=r"prompts\.jsonl:2: .*prompt, messages, turns"):
         read_prompts(path, llm, 100)
+
+
+def test_the_model_asks_itself(llm: LLM) -> None:
+    """Chats of one user turn each, none twice; the same seed asks the same."""
+    found = own_prompts(llm, 24, 3)
+    assert len(found) > 6 and len(set(map(tuple, found))) == len(found)
+    assert own_prompts(llm, 24, 3) == found
+    begin = llm.tokenizer.render_chat([{"role": "user", "content": "x"}]).token_ids[0]
+    assert {prompt[0] for prompt in found} == {begin}
 
 
 def test_equal_prompts_are_on_one_side() -> None:
@@ -405,7 +415,8 @@ def test_a_head_from_a_servers_records(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"records": "x"}, "and not both"),
+        ({"records": "x"}, "or --records without any of them"),
+        ({"prompts": None, "records": "x", "own_prompts": 9}, "or --records without any of them"),
         ({"prompts": None, "records": "x", "held_out": "y"}, "--held-out is for prompts"),
         ({"prompts": None}, "--prompts is needed"),
         ({"out": None}, "--out is needed"),
@@ -425,7 +436,7 @@ def test_what_is_refused(tmp_path: Path, settings: dict[str, Any], message: str)
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(settings.pop("config")))
         settings["model"] = str(folder)
-    names = ("prompts", "records", "held_out", "out", "head")
+    names = ("prompts", "records", "held_out", "own_prompts", "out", "head")
     own = {name: settings.pop(name) for name in names if name in settings}
     config = config_from_settings({"method": "eagle3", **settings})
     given = {"prompts": "p.jsonl", "out": str(tmp_path / "out"), **own}

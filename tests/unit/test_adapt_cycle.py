@@ -270,7 +270,7 @@ def test_a_head_whose_vocabulary_is_anothers(
         (["--method", "ngram"], "has no heads to adapt"),
         (["--method", "dflash", "--head", "eagle3"], "that is for --method eagle3"),
         (["--method", "eagle3", "--acceptance", "rejection"], "texts differ by head"),
-        (["--method", "eagle3", "--records", "r"], "and not both"),
+        (["--method", "eagle3", "--records", "r"], "or --records without any"),
         (["--method", "eagle3", "--out", "/"], "is there already; name a new folder"),
         (["--method", "eagle3", "--server", "http://127.0.0.1:9"], "does not answer /v1/drafter"),
     ],

@@ -74,6 +74,18 @@ def test_a_recorder_writes_what_it_is_given(folder: Path) -> None:
     assert list(read_records(folder, "target")) == []
 
 
+def test_what_comes_after_erasing_is_kept(folder: Path) -> None:
+    recorder = Recorder(folder, "target", **LIMITS)
+    for number in range(3):
+        recorder.offer([number, 1], 1, 0.0)
+        while recorder.num_bytes == 0:
+            time.sleep(0.001)
+        removed = erase(folder) if number == 0 else recorder.erase() if number == 1 else 0
+        assert removed == (number < 2)
+    recorder.close()
+    assert [record.tokens for record in read_records(folder, "target")] == [[2, 1]]
+
+
 def test_old_and_surplus_shards_go(folder: Path) -> None:
     recorder = Recorder(folder, "target", **{**LIMITS, "max_bytes": 8000})
     for number in range(40):  # two fill a shard of a thousand bytes

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -26,6 +27,14 @@ from openspec.settings.setting import named, number
 TEMPERATURES = (0.0, 0.0, 0.6, 1.0)  # drawn for each answer
 HELD_OUT_SHARE = 16  # one of so many prompts is measured with and never learned from
 BASE_HELD_OUT_SHARE = 8
+# A user's turn begins with nothing given, or with one of these, and the model goes on: as Magpie
+# (arXiv 2406.08464) has it; a first word keeps small models from asking much the same.
+FIRST_WORDS = (
+    *("", "", "", "Write", "What", "How", "Explain", "I", "Can you", "Describe", "Give", "Imagine"),
+    *("Please", "Compose", "Why", "Which", "Given", "You", "Create", "Is"),
+)
+OWN_PROMPT = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=128)
+FEWEST_CHARS = 12
 MAX_HELD_OUT = 64
 BASE_SHARE = 3
 """Texts to learn from, for each of the base."""
@@ -38,6 +47,9 @@ class SourceConfig:
     prompts: str | None = named(None, "FILE")
     """Prompts to learn from, a JSON object on each line: prompt, messages, turns or question. One
     of 16 is measured with instead."""
+    own_prompts: int = number(0, 0, 1 << 24)
+    """Prompts that the model writes itself in a user's place, beside those of --prompts or without
+    any."""
     records: str | None = named(None, "DIR")
     """Texts that a server kept with --capture-dir, instead of prompts and new answers."""
     base: str | None = named(None, "FILE")
@@ -58,8 +70,11 @@ class SourceConfig:
         Raises:
             ConfigError: with the remedy.
         """
-        if (self.prompts is None) == (self.records is None):
-            raise ConfigError("--prompts is needed, or --records, and not both")
+        has_prompts = self.prompts is not None or self.own_prompts > 0
+        if has_prompts == (self.records is not None):
+            raise ConfigError(
+                "--prompts is needed, or --own-prompts, or --records without any of them"
+            )
         if self.records is not None and self.held_out is not None:
             raise ConfigError("--records: --held-out is for prompts; drop it")
 
@@ -128,6 +143,34 @@ def _prompt_of(line: Any, llm: LLM) -> list[int]:
         return llm.tokenizer.encode(prompt, parse_special=True, add_special_tokens=True)
     llm.tokenizer.check_token_ids(prompt)
     return list(prompt)
+
+
+def own_prompts(llm: LLM, count: int, seed: int) -> list[list[int]]:
+    """Chats of what the model itself would ask; fewer than `count`, for no question comes twice.
+
+    Raises:
+        ConfigError: it asks too little.
+    """
+    mark = "0MARK0"
+    before = llm.tokenizer.render_chat([{"role": "user", "content": mark}]).text.partition(mark)[0]
+    head = llm.tokenizer.encode(before, parse_special=True, add_special_tokens=False)
+    words = random.Random(seed).choices(FIRST_WORDS, k=count)
+    begun = [
+        [*head, *llm.tokenizer.encode(word, parse_special=False, add_special_tokens=False)]
+        for word in words
+    ]
+    params = [msgspec.structs.replace(OWN_PROMPT, seed=seed + i) for i in range(count)]
+    outputs = [one.outputs[0] for one in llm.generate(begun, params, use_tqdm=False)]
+    asked = {
+        (word + output.text).strip(): None
+        for word, output in zip(words, outputs, strict=True)
+        if output.finish_reason == "stop"
+    }
+    texts = [text for text in asked if len(text) >= FEWEST_CHARS]
+    if len(texts) < 2:
+        raise ConfigError(f"--own-prompts: the model asked {len(texts)} questions; give --prompts")
+    messages = [[{"role": "user", "content": text}] for text in texts]
+    return [llm.tokenizer.render_chat(one).token_ids for one in messages]
 
 
 def split(
@@ -212,7 +255,7 @@ def gather(
         ConfigError: they are too few or too long, with the remedy.
     """
     room = min(own.text_length, llm.engine.info.max_model_len) - own.answer_tokens
-    if room < 1 and (own.prompts or own.base):
+    if room < 1 and (own.records is None or own.base):
         raise ConfigError(
             f"--answer-tokens {own.answer_tokens}: leaves no room for a prompt in texts of "
             f"{room + own.answer_tokens} tokens; lower it or raise --text-length"
@@ -231,7 +274,11 @@ def gather(
         drawn = random.Random(own.training_seed).choices(TEMPERATURES, k=len(some))
         others = answers(llm, some, own.answer_tokens, drawn, own.training_seed)
         return Texts(traffic, others, held_out, greedy(apart))
-    asked, measured = split(read_prompts(Path(str(own.prompts)), llm, room))
+    given = [] if own.prompts is None else read_prompts(Path(own.prompts), llm, room)
+    if own.own_prompts:
+        written = own_prompts(llm, own.own_prompts, own.training_seed)
+        given += [prompt for prompt in written if len(prompt) <= room]
+    asked, measured = split(given)
     if own.held_out is not None:
         measured = read_prompts(Path(own.held_out), llm, room)[:MAX_HELD_OUT]
         asked = [prompt for prompt in asked if prompt not in measured]

@@ -103,7 +103,9 @@ class Recorder:
             self._shard.close()
 
     def _write(self, data: bytes) -> None:
-        if self._shard is None or self._shard.tell() + len(data) > self._max_shard_bytes:
+        shard = self._shard
+        is_gone = shard is None or os.fstat(shard.fileno()).st_nlink == 0  # erased by a command
+        if shard is None or is_gone or shard.tell() + len(data) > self._max_shard_bytes:
             self._begin_shard()
             self._expire()
         assert self._shard is not None
