@@ -91,10 +91,10 @@ MemoryPlan plan_memory(const RunnerConfig& config) {
   }
   plan.num_base_pages = plan_bases(config, needs).num_pages;
   plan.exchange_bytes = exchange_bytes_of_rank(whole);
-  plan.scratch_bytes += plan.exchange_bytes +
-                        (config.device == Device::kCuda
-                             ? DeviceBuffers::device_bytes(config, needs, plan.num_base_pages)
-                             : HostStep::scratch_bytes(config));
+  plan.scratch_bytes +=
+      plan.exchange_bytes + (config.device == Device::kCuda
+                                 ? DeviceBuffers::device_bytes(config, needs, plan.num_base_pages)
+                                 : HostStep::scratch_bytes(config));
   plan.table_bytes = SequenceTable::table_bytes(config.max_num_seqs, config.max_model_len,
                                                 config.page_size, config.num_lookahead(needs));
   const size_t row_bytes = needs.capture_layers.size() *

@@ -13,7 +13,7 @@ namespace openspec {
 namespace {
 
 constexpr float kLargest = 448.0f;  // of e4m3
-constexpr int64_t kBand = 128;  // outputs, and inputs, of a block
+constexpr int64_t kBand = 128;      // outputs, and inputs, of a block
 constexpr int32_t kSizeBits = 0x7fffffff;
 
 int64_t num_bands(int64_t size) { return (size + kBand - 1) / kBand; }
