@@ -39,8 +39,9 @@ MAX_CODE_LINES = 72_200
 # run on all GPUs of a machine 30. Recipes of heads, 2,290 lines, are a part of the package now;
 # those of a tiny hybrid and a tiny mixture took 590, mixtures and hybrids in programs 290.
 # Exchanges of heads under load took 230, the recurrence by itself 170, oracles of draft models and
-# of the memory of answers 250, texts of ranks side by side 90, skewed and FP8 experts in steps 140.
-MAX_BENCH_LINES = 14_520
+# of the memory of answers 250, one of MTP 80, texts of ranks side by side 90, skewed and FP8
+# experts in steps 140.
+MAX_BENCH_LINES = 14_600
 MAX_PYTHON_FUNCTION = 80  # lines: what is read at one glance
 MAX_NATIVE_FUNCTION = 120  # lines: a kernel with its stages named
 # Modules at the top of a wing, a sub-folder as one: what a newcomer looks through first.
