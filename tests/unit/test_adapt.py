@@ -23,6 +23,7 @@ from openspec.adapt.scoring import (
     chain_hits,
     conditional,
     length_of,
+    priced,
     score,
     walk,
 )
@@ -45,7 +46,7 @@ from openspec.adapt.texts import (
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import config_from_settings
 from openspec.errors import ConfigError
-from openspec.messages import SpecDecodeStats, add_counters
+from openspec.messages import SpecDecodeStats, StepTime, add_counters
 from openspec.records.recorder import Limits, Recorder
 from openspec.records.shards import target_identity
 from tests.gates import hybrid_target
@@ -252,6 +253,26 @@ def test_what_is_counted() -> None:
     assert walk(hits) == (1, 3) and walk([0, 1, 0, 0]) == (2, 3)
     assert length_of(map(walk, [hits, [0, 1, 0, 0]])) == 2.0
     assert conditional([hits], 3) == [2 / 3, 1 / 2, 1.0]
+
+
+def test_what_a_step_of_one_request_costs() -> None:
+    """A CPU's engine times the drafter with one row, a GPU's with as many as steps come in."""
+
+    def prices(*times: tuple[int, bool, float], num_drafts: int) -> tuple[float, float]:
+        other = StepTime(num_seqs=2, num_rows=2, proposes=True, milliseconds=0.1)
+        every = [
+            StepTime(num_seqs=1, num_rows=rows, proposes=proposes, milliseconds=milliseconds)
+            for rows, proposes, milliseconds in times
+        ]
+        found = priced([other, *every], num_drafts)
+        return found.plain, found.drafted
+
+    cpu = [(1, False, 3.0), (4, False, 7.0), (2, False, 4.5), (1, True, 5.0)]
+    assert prices(*cpu, num_drafts=3) == (3.0, 7.0 + 5.0 - 3.0)
+    assert prices(*cpu, num_drafts=1) == (3.0, 4.5 + 5.0 - 3.0)
+    gpu = [(1, False, 6.0), (2, False, 6.1), (8, False, 6.5), (2, True, 8.4), (8, True, 8.7)]
+    assert prices(*gpu, num_drafts=4) == (6.0, 8.7)
+    assert prices(*gpu[:3], num_drafts=4) == (6.0, 6.5)
 
 
 def trained(prompts: Path, out: Path, *more: str) -> dict[str, Any]:
