@@ -37,7 +37,7 @@ transformers = harness.imported("transformers")
 EMBEDDED = Path(openspec.__file__).parent / "models" / "tiny"
 PROMPT_TOKENS = 73  # neither a multiple of the page nor of a chunk
 DECODE_TOKENS = 12
-MAX_LEN = 160
+MAX_LEN = 272
 MAX_ERROR = 1e-4
 CHUNKS = (1, 7, 16, 64, PROMPT_TOKENS)
 
