@@ -130,6 +130,15 @@ def test_heads_draft_for_mixtures() -> None:
     assert 0 < stats.experts_of_sequences < 1.5
 
 
+def test_timed_rows_are_unrelated() -> None:
+    """The rows of a step that is timed have different tokens, and go to different experts."""
+    core = harness.make_core(model=str(plain_folder()), method="ngram")
+    plain = [step for step in core.info.step_times if not step.proposes and step.num_seqs == 1]
+    by_rows = {step.num_rows: step.num_experts for step in plain}
+    assert by_rows[1] == SHAPE["num_experts_per_tok"]
+    assert by_rows[max(by_rows)] > 1.5 * by_rows[1]
+
+
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_known_text(share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark's heads offer the next token as often as they were asked to."""

@@ -53,7 +53,7 @@ int launch_tiles(const TileProduct& product, void* stream) {
 }  // namespace
 
 bool takes_tiles(const LinearStack& gate_up, const LinearStack& down, int num_pairs) {
-  constexpr int kMinRows = 24;  // of an expert on average; below, streaming is as fast
+  constexpr int kMinRows = 8;  // of an expert on average; below, streaming is as fast
   const auto fits = [](const PackedLinear& weight) {
     return weight.num_inputs / kLinearStep >= kLinearChains;
   };

@@ -336,6 +336,7 @@ double DeviceStep::time_step(const StepKind& kind, std::span<const int> slots) {
   }
   ranks_.each([&](RankStep& rank) {
     for (const int slot : slots.first(as_index(kind.num_seqs))) {
+      rank.mirror().upload_tokens(slot);
       rank.mirror().upload_pages(slot, context_.table.page_row(slot));
       rank.mirror().upload_params(slot);
     }

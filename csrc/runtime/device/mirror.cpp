@@ -84,14 +84,18 @@ DeviceMirror::DeviceMirror(const RunnerConfig& config, const SequenceTable& tabl
 }
 
 void DeviceMirror::add(int slot) {
-  const auto tokens = table_.tokens(slot);
-  device::copy_to_device(arrays_.table.tokens + slot * arrays_.table.tokens_stride, tokens.data(),
-                         tokens.size_bytes(), stream_);
+  upload_tokens(slot);
   const auto pages = table_.pages(slot);
   if (!pages.empty()) upload_pages(slot, pages);
   upload_base(slot);
   upload_params(slot);
   slots_[as_index(slot)].uploaded.record(stream_);
+}
+
+void DeviceMirror::upload_tokens(int slot) {
+  const auto tokens = table_.tokens(slot);
+  device::copy_to_device(arrays_.table.tokens + slot * arrays_.table.tokens_stride, tokens.data(),
+                         tokens.size_bytes(), stream_);
 }
 
 void DeviceMirror::upload_pages(int slot, std::span<const PageId> pages) {

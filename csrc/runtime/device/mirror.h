@@ -55,6 +55,7 @@ class DeviceMirror {
   void await(int slot) const { slots_[as_index(slot)].uploaded.wait(); }
   void add(int slot);
   void upload_params(int slot);
+  void upload_tokens(int slot);
   void upload_pages(int slot, std::span<const PageId> pages);
   /// Where the base of the slot's state lies.
   void upload_base(int slot);
