@@ -115,10 +115,8 @@ int delta_net_cuda(const DeltaNetParams& params, void* stream) {
   constexpr int kConvBlock = kConvThreads * kConvColumns;
   const auto conv_blocks =
       static_cast<unsigned>((shape.conv_width() + kConvBlock - 1) / kConvBlock);
-  const unsigned conv_rows = params.may_have_prompts ? kConvRows : 1;
-  int error = cuda::launch(params.may_have_prompts ? convolve<kConvRows> : convolve<1>,
-                           dim3(conv_blocks + 1, (num_rows + conv_rows - 1) / conv_rows),
-                           dim3(kConvThreads), 0, stream, params, workspace, step_rows);
+  int error = cuda::launch(convolve, dim3(conv_blocks + 1, num_rows), dim3(kConvThreads), 0, stream,
+                           params, workspace, step_rows);
   if (error != cudaSuccess) return error;
   error = cuda::launch(steps.kernel, dim3(num_heads, num_spans),
                        dim3(static_cast<unsigned>(steps.num_threads)), steps.shared_bytes, stream,
@@ -132,9 +130,7 @@ int delta_net_cuda(const DeltaNetParams& params, void* stream) {
                        dim3(static_cast<unsigned>(prompts.num_threads)), prompts.shared_bytes,
                        stream, params, workspace, step_rows);
   if (error != cudaSuccess) return error;
-  return cuda::launch(finish,
-                      dim3((num_rows + kFinishRows - 1) / kFinishRows,
-                           (num_heads + kFinishWarps - 1) / kFinishWarps),
+  return cuda::launch(finish, dim3(num_rows, (num_heads + kFinishWarps - 1) / kFinishWarps),
                       dim3(kFinishWarps * 32), 0, stream, params, workspace, step_rows);
 }
 

@@ -11,7 +11,6 @@ namespace openspec::gated_delta {
 
 inline constexpr int kConvColumns = 8;  // of a thread
 inline constexpr int kConvThreads = 128;
-inline constexpr int kConvRows = 8;  // of a thread, where there are prompts
 using Stored = cuda::Bf16Pack<kConvColumns>;
 using Values = cuda::FloatPack<kConvColumns>;
 
@@ -44,87 +43,80 @@ __device__ __forceinline__ void make_gates(const DeltaNetParams& params, float* 
   to[params.shape.num_v_heads] = __fmul_rn(-expf(params.a_log[head]), softplus);
 }
 
-/// `kRows` rows along blockIdx.y, a thread for eight channels; the last block of them makes their
-/// gates. Spans of steps leave k and the rows before the convolution in the rings: what this and
-/// the kernels after it read lies at other places. Of prompts' rows a thread takes several, or it
-/// would read each of them four times.
-template <int kRows>
-__global__ void __launch_bounds__(kConvThreads)
+/// Rows along blockIdx.y, a thread for eight channels; the last block of a row makes its gates.
+/// Spans of steps leave k and the rows before the convolution in the rings: what this and the
+/// kernels after it read lies at other places.
+static __global__ void __launch_bounds__(kConvThreads)
     convolve(const __grid_constant__ DeltaNetParams params, const Workspace workspace,
              int step_rows) {
   cuda::allow_next_kernel();
   cuda::wait_for_previous_kernel();
-  const int first_row = static_cast<int>(blockIdx.y) * kRows, width = params.shape.conv_width();
-  const int num_rows = min(kRows, params.rows.num_rows - first_row);
+  const int row = static_cast<int>(blockIdx.y), width = params.shape.conv_width();
+  const RowPlace place(params.rows, row);
+  if (place.span < 0) return;
   if (blockIdx.x + 1 == gridDim.x) {
-    for (int i = static_cast<int>(threadIdx.x); i < num_rows * params.shape.num_v_heads;
-         i += kConvThreads) {
-      const int row = first_row + i / params.shape.num_v_heads;
-      if (params.rows.row_span[row] < 0) continue;
-      make_gates(params, workspace.gates, row, i % params.shape.num_v_heads);
+    for (int head = static_cast<int>(threadIdx.x); head < params.shape.num_v_heads;
+         head += kConvThreads) {
+      make_gates(params, workspace.gates, row, head);
     }
     return;
   }
   const int column = static_cast<int>(blockIdx.x * kConvThreads + threadIdx.x) * kConvColumns;
   if (column >= width) return;
-  const auto load = [&](int row) {
-    return cuda::load_pack<Stored>(static_cast<const uint16_t*>(params.qkv) +
-                                   row * params.qkv_stride + column);
-  };
-  Stored near[kRows + kDeltaTaps - 1] = {};  // rows from first_row - (kDeltaTaps - 1) on
-  if constexpr (kRows > 1) {
+  Values sum = {};
+  Stored own;
 #pragma unroll
-    for (int i = 0; i < kRows + kDeltaTaps - 1; ++i) {
-      const int row = first_row + i - (kDeltaTaps - 1);
-      if (row >= 0 && row < params.rows.num_rows) near[i] = load(row);
-    }
+  for (int tap = 0; tap < kDeltaTaps; ++tap) {
+    const int back = kDeltaTaps - 1 - tap, position = place.position - back;
+    if (position < 0) continue;
+    const bool is_here = place.num_rows - place.num_after >= back;
+    const void* from =
+        is_here ? static_cast<const void*>(static_cast<const uint16_t*>(params.qkv) +
+                                           (row - back) * params.qkv_stride + column)
+                : params.conv_rows.at(place.slot, position) + params.conv_offset + column * 2;
+    own = cuda::load_pack<Stored>(from);
+    const Values x = cuda::to_floats(own);
+    const Values weight = cuda::load_pack<Values>(params.conv_weight + tap * width + column);
+#pragma unroll
+    for (int i = 0; i < kConvColumns; ++i) sum.x[i] = __fmaf_rn(weight.x[i], x.x[i], sum.x[i]);
   }
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    if (r >= num_rows) return;
-    const int row = first_row + r;
-    const RowPlace place(params.rows, row);
-    if (place.span < 0) continue;
-    Values sum = {};
-    Stored own;
-#pragma unroll
-    for (int tap = 0; tap < kDeltaTaps; ++tap) {
-      const int back = kDeltaTaps - 1 - tap, position = place.position - back;
-      if (position < 0) continue;
-      if (place.num_rows - place.num_after < back) {
-        own = cuda::load_pack<Stored>(params.conv_rows.at(place.slot, position) +
-                                      params.conv_offset + column * 2);
-      } else {
-        own = kRows > 1 ? near[r + tap] : load(row - back);
-      }
-      const Values x = cuda::to_floats(own);
-      const Values weight = cuda::load_pack<Values>(params.conv_weight + tap * width + column);
-#pragma unroll
-      for (int i = 0; i < kConvColumns; ++i) {
-        sum.x[i] = __fmaf_rn(weight.x[i], x.x[i], sum.x[i]);
-      }
-    }
-#pragma unroll
-    for (float& x : sum.x) x = __fdiv_rn(x, __fadd_rn(1.0f, expf(-x)));
-    const Stored out = cuda::to_bf16(sum);
-    cuda::store_pack(workspace.x + static_cast<int64_t>(row) * width + column, out);
-    if (place.num_rows > step_rows) continue;
-    cuda::store_pack(
-        params.conv_rows.at(place.slot, place.position) + params.conv_offset + column * 2, own);
-    const int in_k = column - params.shape.k_width();
-    if (in_k < 0 || in_k >= params.shape.k_width()) continue;
-    cuda::store_pack(
-        params.records.at(place.slot, place.position) + params.record_offset + in_k * 2, out);
-  }
+  for (float& x : sum.x) x = __fdiv_rn(x, __fadd_rn(1.0f, expf(-x)));
+  const Stored out = cuda::to_bf16(sum);
+  cuda::store_pack(workspace.x + static_cast<int64_t>(row) * width + column, out);
+  if (place.num_rows > step_rows) return;
+  cuda::store_pack(
+      params.conv_rows.at(place.slot, place.position) + params.conv_offset + column * 2, own);
+  const int in_k = column - params.shape.k_width();
+  if (in_k < 0 || in_k >= params.shape.k_width()) return;
+  cuda::store_pack(params.records.at(place.slot, place.position) + params.record_offset + in_k * 2,
+                   out);
 }
 
 inline constexpr int kFinishWarps = 8;  // a head each
-inline constexpr int kFinishRows = 4;
 
-/// What a row of a prompt leaves in the rings, by threads `first`, `first` + `step`, ...
-__device__ __forceinline__ void keep_row(const DeltaNetParams& params, const Workspace& workspace,
-                                         const RowPlace& place, int row, int first, int step) {
+/// Of spans that ran as prompts. Rows along blockIdx.x, kFinishWarps heads a block.
+static __global__ void __launch_bounds__(kFinishWarps * 32)
+    finish(const __grid_constant__ DeltaNetParams params, const Workspace workspace,
+           int step_rows) {
+  cuda::allow_next_kernel();
+  cuda::wait_for_previous_kernel();
+  const int row = static_cast<int>(blockIdx.x);
+  const RowPlace place(params.rows, row);
+  if (place.span < 0 || place.num_rows <= step_rows) return;
   const DeltaShape& shape = params.shape;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int head = static_cast<int>(blockIdx.y * kFinishWarps + threadIdx.x / 32);
+  if (head < shape.num_v_heads) {
+    const int column = head * kDim + lane * 4;
+    uint16_t* out =
+        static_cast<uint16_t*>(params.out) + static_cast<int64_t>(row) * shape.v_width() + column;
+    const uint16_t* z = static_cast<const uint16_t*>(params.z) + row * params.z_stride + column;
+    uint2* o = reinterpret_cast<uint2*>(out);
+    *o = gated_norm(params.norm_weight, params.eps, *o, *reinterpret_cast<const uint2*>(z), lane);
+  }
+  const int first = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
+  const int step = static_cast<int>(gridDim.y * blockDim.x);
   if (place.num_after <= params.records.ring_size) {
     std::byte* record = params.records.at(place.slot, place.position) + params.record_offset;
     const uint16_t* k =
@@ -142,44 +134,6 @@ __device__ __forceinline__ void keep_row(const DeltaNetParams& params, const Wor
   const uint16_t* qkv = static_cast<const uint16_t*>(params.qkv) + row * params.qkv_stride;
   for (int i = first * 8; i < shape.conv_width(); i += step * 8) {
     cuda::store_pack(kept + i * 2, cuda::load_pack<Stored>(qkv + i));
-  }
-}
-
-/// Of spans that ran as prompts. kFinishRows rows along blockIdx.x, kFinishWarps heads a block.
-static __global__ void __launch_bounds__(kFinishWarps * 32)
-    finish(const __grid_constant__ DeltaNetParams params, const Workspace workspace,
-           int step_rows) {
-  cuda::allow_next_kernel();
-  cuda::wait_for_previous_kernel();
-  const int first_row = static_cast<int>(blockIdx.x) * kFinishRows;
-  const int num_rows = min(kFinishRows, params.rows.num_rows - first_row);
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int head = static_cast<int>(blockIdx.y * kFinishWarps + threadIdx.x / 32);
-  const bool has_head = head < params.shape.num_v_heads;
-  const int column = head * kDim + lane * 4;
-  uint2 o[kFinishRows], z[kFinishRows];  // all asked for before any is used
-#pragma unroll
-  for (int r = 0; r < kFinishRows; ++r) {
-    if (!has_head || r >= num_rows) break;
-    const int64_t row = first_row + r;
-    o[r] = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(params.out) +
-                                           row * params.shape.v_width() + column);
-    z[r] = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(params.z) +
-                                           row * params.z_stride + column);
-  }
-#pragma unroll
-  for (int r = 0; r < kFinishRows; ++r) {
-    if (r >= num_rows) return;
-    const int row = first_row + r;
-    const RowPlace place(params.rows, row);
-    if (place.span < 0 || place.num_rows <= step_rows) continue;
-    if (has_head) {
-      uint16_t* out = static_cast<uint16_t*>(params.out) +
-                      static_cast<int64_t>(row) * params.shape.v_width() + column;
-      *reinterpret_cast<uint2*>(out) = gated_norm(params.norm_weight, params.eps, o[r], z[r], lane);
-    }
-    keep_row(params, workspace, place, row, static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x),
-             static_cast<int>(gridDim.y * blockDim.x));
   }
 }
 
