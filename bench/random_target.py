@@ -12,13 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 SHARD_BYTES = 4 << 30
+DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+"""As safetensors calls them."""
 GAIN = 1.2
 """Of a matrix: what a layer adds is of the size of what it reads."""
 
@@ -213,6 +215,25 @@ def random_tensor(
     return torch.empty(shape, dtype=dtype).normal_(0.0, GAIN / shape[-1] ** 0.5, generator=random)
 
 
+def write_shard(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Writes a safetensors file from where the tensors lie; several may be one in memory."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            out.write(tensor.contiguous().view(torch.uint8).numpy())
+
+
 def write_random_target(
     folder: Path,
     config: Mapping[str, Any],
@@ -220,35 +241,38 @@ def write_random_target(
     dtype: torch.dtype = torch.bfloat16,
     make: Callable[..., torch.Tensor] = random_tensor,
 ) -> Path:
-    """Writes config.json and weights to `folder`, in shards of 4 GB at most; returns it.
+    """Writes config.json and weights to `folder`, in shards of about 4 GB; returns it.
 
-    `make` makes a tensor of the arguments that `random_tensor` takes.
+    `make` makes a tensor of the arguments that `random_tensor` takes. Threads write shards while
+    it makes the next ones.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     random = torch.Generator().manual_seed(seed)
-    shards: list[list[str]] = []
-    kept: dict[str, torch.Tensor] = {}
-
-    def flush() -> None:
-        shards.append(list(kept))
-        file = folder / f"model-{len(shards):05d}.safetensors"
-        save_file(kept, file, {"format": "pt"})
-        kept.clear()
-
+    files: dict[str, str] = {}
     total = 0
-    for name, shape in tensor_shapes(config):
-        kept[name] = make(name, shape, dtype, random)
-        total += kept[name].nbytes
-        if sum(tensor.nbytes for tensor in kept.values()) > SHARD_BYTES:
+    with ThreadPoolExecutor() as writers:
+        written: list[Future[None]] = []
+        kept: dict[str, torch.Tensor] = {}
+
+        def flush() -> None:
+            file = f"model-{len(written) + 1:05d}.safetensors"
+            files.update(dict.fromkeys(kept, file))
+            written.append(writers.submit(write_shard, folder / file, dict(kept)))
+            kept.clear()
+
+        for name, shape in tensor_shapes(config):
+            kept[name] = make(name, shape, dtype, random)
+            total += kept[name].nbytes
+            if total > SHARD_BYTES * (len(written) + 1):
+                flush()
+        if kept:
             flush()
-    flush()
-    if len(shards) == 1:
+        for shard in written:
+            shard.result()
+    if len(written) == 1:
         (folder / "model-00001.safetensors").rename(folder / "model.safetensors")
         return folder
-    files = {
-        name: f"model-{i + 1:05d}.safetensors" for i, names in enumerate(shards) for name in names
-    }
     index = {"metadata": {"total_size": total}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
