@@ -13,14 +13,14 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
 SHARD_BYTES = 4 << 30
-DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
-"""As safetensors calls them."""
+DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16"}  # as safetensors calls them
 GAIN = 1.2
 """Of a matrix: what a layer adds is of the size of what it reads."""
 
@@ -159,15 +159,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 def _mlps(config: Mapping[str, Any], layer: int) -> list[tuple[str, int]]:
     """Names of a layer's MLPs, and their width."""
     is_listed = layer in config.get("mlp_only_layers", [])
-    if is_listed or (layer + 1) % config.get("decoder_sparse_step", 1) or not is_mixture(config):
+    if (
+        is_listed
+        or (layer + 1) % config.get("decoder_sparse_step", 1)
+        or "num_experts" not in config
+    ):
         return [("mlp.", config["intermediate_size"])]
     width = config["moe_intermediate_size"]
     return [(f"mlp.experts.{i}.", width) for i in range(config["num_experts"])]
-
-
-def is_mixture(config: Mapping[str, Any]) -> bool:
-    """Whether a model has experts."""
-    return "num_experts" in config
 
 
 def tensor_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
@@ -218,20 +217,16 @@ def random_tensor(
 def write_shard(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Writes a safetensors file from where the tensors lie; several may be one in memory."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.nbytes
-        header[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
+    ends = accumulate((tensor.nbytes for tensor in tensors.values()), initial=0)
+    for (name, tensor), place in zip(tensors.items(), pairwise(ends), strict=True):
+        dtype = DTYPES[tensor.dtype]
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": place}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with file.open("wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
-            out.write(tensor.contiguous().view(torch.uint8).numpy())
+            out.write(tensor.view(torch.uint8).numpy())
 
 
 def write_random_target(
@@ -249,25 +244,19 @@ def write_random_target(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     random = torch.Generator().manual_seed(seed)
+    shapes = list(tensor_shapes(config))
     files: dict[str, str] = {}
+    kept: dict[str, torch.Tensor] = {}
+    written: list[Future[None]] = []
     total = 0
     with ThreadPoolExecutor() as writers:
-        written: list[Future[None]] = []
-        kept: dict[str, torch.Tensor] = {}
-
-        def flush() -> None:
-            file = f"model-{len(written) + 1:05d}.safetensors"
-            files.update(dict.fromkeys(kept, file))
-            written.append(writers.submit(write_shard, folder / file, dict(kept)))
-            kept.clear()
-
-        for name, shape in tensor_shapes(config):
+        for name, shape in shapes:
             kept[name] = make(name, shape, dtype, random)
+            files[name] = f"model-{len(written) + 1:05d}.safetensors"
             total += kept[name].nbytes
-            if total > SHARD_BYTES * (len(written) + 1):
-                flush()
-        if kept:
-            flush()
+            if total > SHARD_BYTES * (len(written) + 1) or name == shapes[-1][0]:
+                written.append(writers.submit(write_shard, folder / files[name], kept))
+                kept = {}
         for shard in written:
             shard.result()
     if len(written) == 1:
