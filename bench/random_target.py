@@ -158,12 +158,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 def _mlps(config: Mapping[str, Any], layer: int) -> list[tuple[str, int]]:
     """Names of a layer's MLPs, and their width."""
-    is_listed = layer in config.get("mlp_only_layers", [])
-    if (
-        is_listed
-        or (layer + 1) % config.get("decoder_sparse_step", 1)
-        or "num_experts" not in config
-    ):
+    is_dense = "num_experts" not in config or layer in config.get("mlp_only_layers", [])
+    if is_dense or (layer + 1) % config.get("decoder_sparse_step", 1):
         return [("mlp.", config["intermediate_size"])]
     width = config["moe_intermediate_size"]
     return [(f"mlp.experts.{i}.", width) for i in range(config["num_experts"])]
