@@ -38,6 +38,7 @@ EMBEDDED = Path(openspec.__file__).parent / "models" / "tiny"
 PROMPT_TOKENS = 73  # neither a multiple of the page nor of a chunk
 DECODE_TOKENS = 12
 MAX_LEN = 272
+MAX_ROWS = 256  # of a step
 MAX_ERROR = 1e-4
 CHUNKS = (1, 7, 16, 64, PROMPT_TOKENS)
 
@@ -273,8 +274,8 @@ class Subject:
                 page_size=16,
                 max_num_seqs=4,
                 max_model_len=MAX_LEN,
-                max_num_batched_tokens=256,
-                max_num_logits_rows=256,
+                max_num_batched_tokens=MAX_ROWS,
+                max_num_logits_rows=MAX_ROWS,
                 num_threads=num_threads,
                 tensor_parallel_size=tensor_parallel_size,
                 max_draft_tokens=0,
@@ -341,20 +342,36 @@ def assert_same_bits(found: Rows, expected: Rows) -> None:
     np.testing.assert_array_equal(found.layers, expected.layers)
 
 
+def split(rows: Rows, lengths: Sequence[int]) -> list[Rows]:
+    ends = np.cumsum(lengths)[:-1]
+    return [
+        Rows(*both)
+        for both in zip(np.split(rows.logits, ends), np.split(rows.layers, ends, 1), strict=True)
+    ]
+
+
 def check_company(subject: Subject, token_ids: Sequence[int], whole: Rows) -> None:
-    """Three sequences in one step: chunks of different lengths beside single rows."""
+    """Three sequences in one step: chunks of different lengths beside single rows.
+
+    Then four, with as many rows as a step has at most.
+    """
     slots = [subject.add_scored(token_ids) for _ in range(3)]
     plans = ([40, 1, 1, 43], [1, 64, 10, 10], [7, 7, 1, 70])
     parts: list[list[Rows]] = [[], [], []]
     for lengths in zip(*plans, strict=True):
         rows = subject.step(*zip(slots, lengths, strict=True))
-        begin = 0
-        for part, length in zip(parts, lengths, strict=True):
-            end = begin + length
-            part.append(Rows(rows.logits[begin:end], rows.layers[:, begin:end]))
-            begin = end
+        for part, own in zip(parts, split(rows, lengths), strict=True):
+            part.append(own)
     for slot, part in zip(slots, parts, strict=True):
         assert_same_bits(join(part), whole)
+        subject.runner.remove_sequence(slot)
+    num_tokens = len(token_ids)
+    lengths = (num_tokens, num_tokens, num_tokens, MAX_ROWS - 3 * num_tokens)
+    slots = [subject.add_scored(token_ids) for _ in lengths]
+    for own in split(subject.step(*zip(slots, lengths, strict=True)), lengths):
+        count = len(own.logits)
+        assert_same_bits(own, Rows(whole.logits[:count], whole.layers[:, :count]))
+    for slot in slots:
         subject.runner.remove_sequence(slot)
 
 
