@@ -132,10 +132,10 @@ def test_heads_draft_for_mixtures() -> None:
 
 def test_timed_rows_are_unrelated() -> None:
     """The rows of a step that is timed have different tokens, and go to different experts."""
-    core = harness.make_core(model=str(plain_folder()), method="ngram")
+    core = harness.make_core(model=str(other_targets.folder("mixture")), method="ngram")
     plain = [step for step in core.info.step_times if not step.proposes and step.num_seqs == 1]
     by_rows = {step.num_rows: step.num_experts for step in plain}
-    assert by_rows[1] == SHAPE["num_experts_per_tok"]
+    assert by_rows[1] == other_targets.SHAPES["mixture"]["num_experts_per_tok"]
     assert by_rows[max(by_rows)] > 1.5 * by_rows[1]
 
 
