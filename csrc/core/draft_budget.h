@@ -127,6 +127,9 @@ struct DraftOffer {
   bool follows = false;  // the offer before it, a chain of the same sequence: as likely as it lasts
 };
 
+/// By draft, the probability that it and all before it are accepted; never rising.
+std::vector<double> survivals_of(const DraftOffer& offer);
+
 /// Tokens that an offer is expected to bring, each less the `price` of its row in tokens.
 double worth_of(const DraftOffer& offer, double price);
 

@@ -1,6 +1,7 @@
 #include "runtime/step/draft_planner.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 #include <variant>
 
@@ -21,6 +22,21 @@ bool has_prompt(const StepLease& lease) {
 
 int num_sampled(const StepLease& lease) {
   return static_cast<int>(std::count(lease.is_sampled.begin(), lease.is_sampled.end(), true));
+}
+
+/// Scores of the drafts that a sequence gets, by place: a copy's in such a share of steps, where it
+/// is as likely as the drafter's, and else the drafter's.
+std::vector<float> scores_of_either(const DraftOffer& copy, double share,
+                                    const DraftOffer& drafter) {
+  std::vector<double> survivals = survivals_of(copy), of_drafter = survivals_of(drafter);
+  of_drafter.resize(std::max(survivals.size(), of_drafter.size()));
+  survivals.resize(of_drafter.size());
+  std::vector<float> scores;
+  for (size_t i = 0; i < survivals.size(); ++i) {
+    const double gain = std::max(0.0, survivals[i] - of_drafter[i]);
+    scores.push_back(static_cast<float>(std::log(of_drafter[i] + share * gain)));
+  }
+  return scores;
 }
 
 }  // namespace
@@ -45,29 +61,38 @@ int DraftPlanner::expected_depths() const {
   return std::min(config_.num_depths(), most);
 }
 
-std::vector<DraftOffer> DraftPlanner::expected_offers(const StepLease& lease, bool with_drafter,
-                                                      bool may_be_absent) const {
-  std::vector<DraftOffer> offers;
+DraftPlanner::ExpectedOffers DraftPlanner::expected_offers(const StepLease& lease,
+                                                           bool with_drafter,
+                                                           bool may_be_absent) const {
+  ExpectedOffers expected;
   const bool compares = with_drafter && config_.max_copied_drafts > 0;
   const double price = compares ? row_price(lease) : 0.0;
+  const auto worth = [&](const DraftOffer& offer) {
+    return static_cast<float>(worth_of(offer, price));
+  };
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     const SpanRequest& request = lease.requests[i];
-    const int num_forced = lease.offers[i].num_offered[kGrammarDrafts];
-    offers.push_back({.num_drafts = num_forced, .ratio = ratio(request.slot, kGrammarDrafts)});
-    if (num_forced > 0) continue;
-    offers.back() = expected_copy(lease, i, may_be_absent);
+    DraftOffer& offer = expected.offers.emplace_back();
+    offer.num_drafts = lease.offers[i].num_offered[kGrammarDrafts];
+    offer.ratio = ratio(request.slot, kGrammarDrafts);
+    if (offer.num_drafts > 0) continue;
+    offer = expected_copy(lease, i, may_be_absent);
     if (!with_drafter) continue;
     const SourceEstimate& estimate = table_.estimate(request.slot, kDrafterDrafts);
     const DraftOffer drafter{.num_drafts = std::min(request.max_drafts, config_.max_draft_tokens),
                              .ratio = estimate.acceptance.ratio(),
                              .availability = may_be_absent ? estimate.availability.ratio() : 1.0,
                              .num_depths = expected_depths()};
-    const auto worth = [&](const DraftOffer& offer) {
-      return static_cast<float>(worth_of(offer, price));
-    };
-    if (!is_copy_better(worth(offers.back()), worth(drafter))) offers.back() = drafter;
+    const double share = std::exchange(offer.availability, 1.0);
+    if (!is_copy_better(worth(offer), worth(drafter))) {
+      offer = drafter;
+    } else if (share < 1.0) {
+      const std::vector<float>& scores =
+          expected.scores.emplace_back(scores_of_either(offer, share, drafter));
+      offer = {.num_drafts = static_cast<int>(scores.size()), .scores = scores};
+    }
   }
-  return offers;
+  return expected;
 }
 
 DraftOffer DraftPlanner::expected_copy(const StepLease& lease, size_t request,
@@ -113,7 +138,8 @@ bool DraftPlanner::prefers_copy(int slot, const MergedDraft& merged, const Draft
 
 bool DraftPlanner::drafter_pays(StepLease& lease, bool may_be_absent, double host_seconds) {
   const auto plan_with = [&](bool proposes) {
-    return plan(lease, expected_offers(lease, proposes, may_be_absent), proposes, host_seconds);
+    const ExpectedOffers expected = expected_offers(lease, proposes, may_be_absent);
+    return plan(lease, expected.offers, proposes, host_seconds);
   };
   const RowBudget with = plan_with(true), without = plan_with(false);
   const double rate = with.num_drafts > 0 ? with.tokens_per_second : 0.0;

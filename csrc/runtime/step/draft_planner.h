@@ -36,9 +36,14 @@ class DraftPlanner {
 
   /// What a step is expected to be offered, one of each request: by its grammar, or else by a copy
   /// or, if `with_drafter`, by the drafter, whichever is worth more. `may_be_absent`: the step is
-  /// planned before it is known what there is to copy, and the drafter has often nothing.
-  std::vector<DraftOffer> expected_offers(const StepLease& lease, bool with_drafter,
-                                          bool may_be_absent) const;
+  /// planned before it is known what there is to copy, and the drafter has often nothing. A copy
+  /// that turns out absent leaves its place to the drafter, if that is at work.
+  struct ExpectedOffers {
+    std::vector<DraftOffer> offers;
+    std::vector<std::vector<float>> scores;  // that some of them refer to
+  };
+  ExpectedOffers expected_offers(const StepLease& lease, bool with_drafter,
+                                 bool may_be_absent) const;
   /// Tokens that a row costs where it has none, at least: what plain decoding makes in its time.
   double row_price(const StepLease& lease) const;
   /// Whether the copy among a sequence's offers, if there is one, is worth more than what its
