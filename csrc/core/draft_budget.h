@@ -40,7 +40,8 @@ class AcceptanceEstimate {
 /// What is known of one source of drafts for one sequence.
 struct SourceEstimate {
   AcceptanceEstimate acceptance;    // of its drafts
-  AcceptanceEstimate availability;  // how often it has any
+  AcceptanceEstimate availability;  // how often it has any; of copies those that begin rightly,
+                                    // after whose first token their acceptance counts
 };
 
 /// Acceptance of copies by class (core/copied_drafts.h).

@@ -24,18 +24,18 @@ int num_sampled(const StepLease& lease) {
   return static_cast<int>(std::count(lease.is_sampled.begin(), lease.is_sampled.end(), true));
 }
 
-/// Scores of the drafts that a sequence gets, by place: a copy's in such a share of steps, where it
-/// is as likely as the drafter's, and else the drafter's.
-std::vector<float> scores_of_either(const DraftOffer& copy, double share,
-                                    const DraftOffer& drafter) {
-  std::vector<double> survivals = survivals_of(copy), of_drafter = survivals_of(drafter);
-  of_drafter.resize(std::max(survivals.size(), of_drafter.size()));
-  survivals.resize(of_drafter.size());
-  std::vector<float> scores;
-  for (size_t i = 0; i < survivals.size(); ++i) {
-    const double gain = std::max(0.0, survivals[i] - of_drafter[i]);
-    scores.push_back(static_cast<float>(std::log(of_drafter[i] + share * gain)));
+/// Scores of the drafts that a sequence gets, by place: a copy's, in its share of steps and where
+/// it is as likely as the drafter's, and else the drafter's.
+std::vector<float> scores_of_either(const DraftOffer& copy, const DraftOffer& drafter) {
+  std::vector<double> survivals = survivals_of(drafter);
+  survivals.resize(static_cast<size_t>(std::max(copy.num_drafts, drafter.num_drafts)));
+  double of_copy = 1.0;  // one that comes at all begins rightly
+  for (int i = 0; i < copy.num_drafts; ++i, of_copy *= copy.ratio) {
+    double& survival = survivals[static_cast<size_t>(i)];
+    survival += copy.availability * std::max(0.0, of_copy - survival);
   }
+  std::vector<float> scores;
+  for (const double survival : survivals) scores.push_back(static_cast<float>(std::log(survival)));
   return scores;
 }
 
@@ -76,37 +76,36 @@ DraftPlanner::ExpectedOffers DraftPlanner::expected_offers(const StepLease& leas
     offer.num_drafts = lease.offers[i].num_offered[kGrammarDrafts];
     offer.ratio = ratio(request.slot, kGrammarDrafts);
     if (offer.num_drafts > 0) continue;
-    offer = expected_copy(lease, i, may_be_absent);
-    if (!with_drafter) continue;
-    const SourceEstimate& estimate = table_.estimate(request.slot, kDrafterDrafts);
-    const DraftOffer drafter{.num_drafts = std::min(request.max_drafts, config_.max_draft_tokens),
-                             .ratio = estimate.acceptance.ratio(),
-                             .availability = may_be_absent ? estimate.availability.ratio() : 1.0,
-                             .num_depths = expected_depths()};
-    const double share = std::exchange(offer.availability, 1.0);
-    if (!is_copy_better(worth(offer), worth(drafter))) {
-      offer = drafter;
-    } else if (share < 1.0) {
-      const std::vector<float>& scores =
-          expected.scores.emplace_back(scores_of_either(offer, share, drafter));
-      offer = {.num_drafts = static_cast<int>(scores.size()), .scores = scores};
+    DraftOffer drafter;
+    if (with_drafter) {
+      const SourceEstimate& estimate = table_.estimate(request.slot, kDrafterDrafts);
+      drafter = {.num_drafts = std::min(request.max_drafts, config_.max_draft_tokens),
+                 .ratio = estimate.acceptance.ratio(),
+                 .availability = may_be_absent ? estimate.availability.ratio() : 1.0,
+                 .num_depths = expected_depths()};
+    }
+    const DraftOffer copy =
+        may_be_absent ? expected_copy(request) : known_copy(request.slot, lease.offers[i]);
+    if (copy.num_drafts > 0 && may_be_absent) {
+      offer.scores = expected.scores.emplace_back(scores_of_either(copy, drafter));
+      offer.num_drafts = static_cast<int>(offer.scores.size());
+    } else {
+      offer = is_copy_better(worth(copy), worth(drafter)) ? copy : drafter;
     }
   }
   return expected;
 }
 
-DraftOffer DraftPlanner::expected_copy(const StepLease& lease, size_t request,
-                                       bool may_be_absent) const {
-  const SpanRequest& wanted = lease.requests[request];
-  if (may_be_absent) {
-    const SourceEstimate& estimate = table_.estimate(wanted.slot, kCopiedDrafts);
-    return {.num_drafts = std::min(wanted.max_drafts, config_.max_copied_drafts),
-            .ratio = estimate.acceptance.ratio(),
-            .availability = estimate.availability.ratio()};
-  }
-  const MergedDraft& merged = lease.offers[request];
+DraftOffer DraftPlanner::expected_copy(const SpanRequest& request) const {
+  const SourceEstimate& estimate = table_.estimate(request.slot, kCopiedDrafts);
+  return {.num_drafts = std::min(request.max_drafts, config_.max_copied_drafts),
+          .ratio = estimate.acceptance.ratio(),
+          .availability = estimate.availability.ratio()};
+}
+
+DraftOffer DraftPlanner::known_copy(int slot, const MergedDraft& merged) const {
   return {.num_drafts = merged.num_offered[kCopiedDrafts],
-          .ratio = table_.copy_estimate(wanted.slot).ratio(merged.copied.copy_class())};
+          .ratio = table_.copy_estimate(slot).ratio(merged.copied.copy_class())};
 }
 
 double DraftPlanner::row_price(const StepLease& lease) const {

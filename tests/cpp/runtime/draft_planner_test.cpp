@@ -17,7 +17,7 @@ struct Planned {
   double tokens;
 };
 
-/// `availability`: of copies, which are `max_copied` tokens long.
+/// `copies`: acceptance after their first token; `availability`: of those that begin rightly.
 Planned plan(double head, int max_copied, double copies, AcceptanceEstimate availability) {
   RunnerConfig config;
   config.max_model_len = 64;
@@ -65,14 +65,13 @@ TEST(where_nothing_is_found_to_copy_steps_are_those_of_the_drafter_alone) {
   }
 }
 
-TEST(copies_that_are_worth_less_than_the_drafters_drafts_change_nothing) {
-  for (const double availability : {0.3, 0.95}) {
-    const Planned alone = plan_alone(0.7);
-    const Planned beside = plan(0.7, kCopied, 0.5, AcceptanceEstimate(availability));
-    CHECK_EQ(beside.proposes, alone.proposes);
-    CHECK_EQ(beside.num_drafts, alone.num_drafts);
-    CHECK_EQ(beside.tokens, alone.tokens);
-  }
+TEST(copies_count_where_they_are_likelier_than_the_drafters_drafts) {
+  const double head = 0.7, share = 0.3;
+  const Planned alone = plan_alone(head);
+  const Planned beside = plan(head, kCopied, 0.2, AcceptanceEstimate(share));
+  CHECK(beside.proposes && alone.proposes);
+  CHECK_EQ(beside.num_drafts, alone.num_drafts);
+  CHECK_NEAR(beside.tokens, alone.tokens + share * (1.0 - head), 1e-5);
 }
 
 TEST(the_drafter_stands_in_for_a_copy_that_is_absent) {
@@ -81,8 +80,8 @@ TEST(the_drafter_stands_in_for_a_copy_that_is_absent) {
   CHECK(planned.proposes);
   CHECK_EQ(planned.num_drafts, kCopied);
   double tokens = 1.0;
-  for (int i = 1; i <= kCopied; ++i) {
-    tokens += 0.5 * std::pow(copies, i) + (i <= kDrafts ? 0.5 * std::pow(head, i) : 0.0);
+  for (int i = 0; i < kCopied; ++i) {
+    tokens += 0.5 * std::pow(copies, i) + (i < kDrafts ? 0.5 * std::pow(head, i + 1) : 0.0);
   }
   CHECK_NEAR(planned.tokens, tokens, 1e-5);
 }
