@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from openspec.errors import ConfigError
 from openspec.records.shards import read_records, target_identity
+from openspec.serve.config import ServeConfig
 from tests.serve.conftest import MODEL_NAME, RunningServer
 from tests.serve.fake_engine import FakeEngineClient
 
@@ -87,8 +89,41 @@ def test_who_says_no_is_not_kept(
     folder = tmp_path / "records"
     server = start_server(capture_dir=str(folder))
     post(server, path, {**body, "store": False})
+    post(server, path, {**body, "capture": False})
     post(server, path, body, {"X-OpenSpec-Capture": "0"})
     assert kept(server, folder) == []
+
+
+def test_keys_whose_requests_are_kept(
+    start_server: Callable[..., RunningServer], tmp_path: Path
+) -> None:
+    folder = tmp_path / "records"
+    server = start_server(
+        capture_dir=str(folder), api_key=["one", "two"], admin_api_key="three", capture_keys=["two"]
+    )
+    for number, key in enumerate(("one", "two", "three"), 1):
+        prompt = {"prompt": [number, number]}
+        post(server, "/v1/completions", prompt, {"Authorization": f"Bearer {key}"})
+    assert [tokens[:prompt] for tokens, prompt in kept(server, folder)] == [[2, 2]]
+
+
+@pytest.mark.parametrize("keys", [["other"], ["one", "admin"], []])
+def test_keys_that_nobody_sends(keys: list[str]) -> None:
+    with pytest.raises(ConfigError, match="capture_keys") as caught:
+        ServeConfig(api_key=["one"], admin_api_key="admin", capture_keys=keys).check()
+    assert "other" not in str(caught.value)
+
+
+def test_what_is_beyond_the_rate_is_dropped(
+    start_server: Callable[..., RunningServer], tmp_path: Path
+) -> None:
+    server = start_server(capture_dir=str(tmp_path / "records"), capture_rate=1.0)
+    for _ in range(3):
+        post(server, *FORMS[0])
+    found = server.client.get("/v1/capture").json()
+    assert found["tokens"] == 10 and found["dropped"] == 2
+    assert metric(server, "capture_dropped_total") == 2
+    assert len(kept(server, tmp_path / "records")) == 1
 
 
 def test_nothing_is_kept_unless_asked_for(
@@ -150,13 +185,24 @@ def test_a_switch_and_an_eraser(start_server: Callable[..., RunningServer], tmp_
     while (found := state())["bytes"] == 0:
         assert found["enabled"]
     answer = client.request("DELETE", "/v1/capture", headers=admin)
-    assert answer.json() == {"files_removed": 1} and state() == {"enabled": True, "bytes": 0}
-    answer = client.post("/v1/capture", json={"enabled": False}, headers=admin)
-    assert answer.json() == {"enabled": False, "bytes": 0}
+    shown = {"enabled": True, "share": 1.0, "bytes": 0, "tokens": 10, "dropped": 0}
+    assert answer.json() == {"files_removed": 1} and state() == shown
+
+    def change(**body: object) -> httpx.Response:
+        return client.post("/v1/capture", json=body, headers=admin)
+
+    assert change(enabled=False).json() == {**shown, "enabled": False}
     post(server, *FORMS[0])
-    client.post("/v1/capture", json={"enabled": True}, headers=admin)
+    assert change(share=0.0).json() == {**shown, "enabled": False, "share": 0.0}
+    assert change(until_s=600).json() == {**shown, "share": 0.0}
+    post(server, *FORMS[0])
+    change(share=1.0, until_s=0)
+    post(server, *FORMS[0])
+    assert change(enabled=True).json() == shown
     post(server, *FORMS[1])
     assert len(kept(server, folder)) == 1
+    for wrong in ({"share": 2}, {"until_s": -1}, {"until_s": 5, "enabled": False}, {"share": "1"}):
+        assert change(**wrong).status_code == 400
     bare = start_server()
     answer = bare.client.get("/v1/capture")
     assert answer.status_code == 400 and "--capture-dir" in answer.json()["error"]["message"]

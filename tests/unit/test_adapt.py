@@ -46,7 +46,7 @@ from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import config_from_settings
 from openspec.errors import ConfigError
 from openspec.messages import SpecDecodeStats, add_counters
-from openspec.records.recorder import Recorder
+from openspec.records.recorder import Limits, Recorder
 from openspec.records.shards import target_identity
 from tests.gates import hybrid_target
 from tests.golden import trainable
@@ -393,7 +393,9 @@ def test_heads_are_compared_prompt_by_prompt(
 def test_a_head_from_a_servers_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Texts of one prompt are on one side; nobody else's records are taken; then they go."""
     folder, identity = tmp_path / "records", target_identity(trainable.TINY)
-    recorder = Recorder(folder, identity, share=1.0, max_bytes=1 << 20, ttl_s=3600.0)
+    recorder = Recorder(
+        folder, identity, Limits(share=1.0, max_rate=1e9, max_bytes=1 << 20, ttl_s=3600.0)
+    )
     for number in range(12):
         for answer in ([7, 8, 9, 10] * 8, [11, 12, 13, 14] * 8):
             recorder.offer([5, 6, number, *answer], 3, 0.0)

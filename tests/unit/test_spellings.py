@@ -29,8 +29,8 @@ from openspec.settings.spellings import REMOVED, SPECULATIVE_SPELLINGS, SPELLING
 from openspec.text.pool import NUM_THREADS
 from openspec.tools import doctor
 
-MAX_FLAGS, MAX_GROUPS = 66, 8
-"""The last: copies beside a head and their memory (2), what a server keeps to train on (4), and
+MAX_FLAGS, MAX_GROUPS = 68, 8
+"""The last: copies beside a head and their memory (2), what a server keeps to train on (6), and
 where heads lie that may take each other's place (1)."""
 SERVER = group_of("server", ServeConfig)
 

@@ -135,7 +135,9 @@ int launch_products(ExpertsJob job, void* stream) {
   job.num_scales = job.weights.first.num_scales();
   constexpr int kSlotBytes = WeightRing<kForm>::kSlotBytes;
   const auto bytes = [&] {
-    return ExpertsShared(kSlotBytes, ExpertSums<kTiles>::kBytes, kTiles, job).total;
+    return ExpertsShared(kSlotBytes, SlotScales<kForm>::kSlotBytes, ExpertSums<kTiles>::kBytes,
+                         kTiles, job)
+        .total;
   };
   job.num_slots = is_e4m3(kForm) ? 8 : 4;  // longer rings hold up the activations
   job.num_buffers = kIsGateUp && job.num_rows <= kFewRows ? 1 : 2;
@@ -168,9 +170,11 @@ bool fits(const PackedLinear& weight, int num_tiles) {
   job.num_buffers = 1;
   job.chain_steps = longest_chain(weight);
   return with_form(weight, [&](auto form) {
-    constexpr int kSlotBytes = WeightRing<decltype(form)::value>::kSlotBytes;
+    constexpr WeightForm kForm = decltype(form)::value;
     const int sum_bytes = num_tiles * ExpertSums<1>::kBytes;
-    return ExpertsShared(kSlotBytes, sum_bytes, num_tiles, job).total <= shared_limit();
+    return ExpertsShared(WeightRing<kForm>::kSlotBytes, SlotScales<kForm>::kSlotBytes, sum_bytes,
+                         num_tiles, job)
+               .total <= shared_limit();
   });
 }
 

@@ -33,13 +33,53 @@ struct ExpertsJob {
   int num_scales = 0;   // of an expert
 };
 
+/// Scales of blocks for the slots of a warp's ring, which come with the slots' weights. Loaded when
+/// a segment ends, they would be waited for longer than multiplying a unit takes.
+template <WeightForm kForm>
+class SlotScales {
+ public:
+  /// Of the blocks of a slot's first and last step, which are all that it has steps of: a scale for
+  /// each half of a unit's outputs, copied by a lane.
+  static constexpr int kCopiers = has_blocks(kForm) ? 4 : 0;
+  static constexpr int kSlotBytes = kCopiers * sizeof(float);
+  static_assert(kSlotSteps <= kBlockSteps);
+  using Ring = WeightRing<kForm, kCopiers>;
+
+  /// `shared`: of the warp, kSlotBytes for each slot.
+  __device__ __forceinline__ SlotScales(uint32_t shared, int lane) : shared_(shared), lane_(lane) {}
+
+  /// Starts to copy those of steps [step, step + num_steps), before the slot's weights.
+  __device__ __forceinline__ void fill(const Ring& ring, int slot, const BlockScales& scales,
+                                       int step, int num_steps) const {
+    if (lane_ >= kCopiers) return;
+    const unsigned block = scales.block(lane_ < 2 ? step : step + num_steps - 1);
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_ + slot * kSlotBytes + lane_ * 4),
+        "l"(scales.first + lane_ % 2 * scales.num_blocks + block)
+        : "memory");
+    ring.add_copies(slot);
+  }
+  /// Of a step in a slot that has come.
+  __device__ __forceinline__ void get(int slot, bool is_of_last_block, float (&scales)[2]) const {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(scales[0]), "=f"(scales[1])
+                 : "r"(shared_ + slot * kSlotBytes + is_of_last_block * 8)
+                 : "memory");
+  }
+
+ private:
+  uint32_t shared_;
+  int lane_;
+};
+
 /// Places of a block's shared memory, in bytes.
 struct ExpertsShared {
-  int sums, barriers, table, activations, total;
+  int scales, sums, barriers, table, activations, total;
 
-  __host__ __device__ constexpr ExpertsShared(int slot_bytes, int sum_bytes, int num_tiles,
-                                              const ExpertsJob& job)
-      : sums(ring_bytes(slot_bytes, job.num_slots)),
+  __host__ __device__ constexpr ExpertsShared(int slot_bytes, int scale_bytes, int sum_bytes,
+                                              int num_tiles, const ExpertsJob& job)
+      : scales(ring_bytes(slot_bytes, job.num_slots)),
+        sums(scales + ring_bytes(scale_bytes, job.num_slots)),
         barriers(sums + sum_bytes),
         table(barriers + barrier_bytes(job.num_slots)),
         activations(table + static_cast<int>((sizeof(FewRowsTable) + 15) / 16 * 16)),
@@ -96,22 +136,35 @@ class ExpertActivations {
 template <WeightForm kForm>
 class ExpertFeed {
  public:
-  __device__ __forceinline__ ExpertFeed(const LinearStack& weights, const Segments& segments,
-                                        const Chain& chain)
-      : weights_(weights), segments_(segments), chain_(chain), next_(segments.begin()) {
+  using Ring = typename SlotScales<kForm>::Ring;
+
+  __device__ __forceinline__ ExpertFeed(const ExpertsJob& job, const Segments& segments,
+                                        const Chain& chain, const SlotScales<kForm>& slot_scales)
+      : job_(job),
+        weights_(job.weights),
+        segments_(segments),
+        chain_(chain),
+        slot_scales_(slot_scales),
+        scales_(weights_.first, 0),
+        next_(segments.begin()) {
     begin_item();
   }
 
   /// Starts to fill a slot with the next part of a chain, if there is one.
-  __device__ __forceinline__ void fill(WeightRing<kForm>& ring, int slot) {
+  __device__ __forceinline__ void fill(Ring& ring, int slot) {
     if (steps_left_ == 0) return;
     const int num_steps = min(steps_left_, kSlotSteps);
+    if constexpr (has_blocks(kForm)) {
+      const int step = chain_.first_step + chain_.num_steps - steps_left_;
+      slot_scales_.fill(ring, slot, scales_, step, num_steps);
+    }
     ring.fill(slot, at_, num_steps);
     at_ += num_steps * step_bytes(kForm);
     steps_left_ -= num_steps;
     if (steps_left_ > 0) return;
     if (--units_left_ > 0) {
       at_ += (weights_.first.num_inputs / kLinearStep - chain_.num_steps) * step_bytes(kForm);
+      if constexpr (has_blocks(kForm)) scales_.first += 2 * scales_.num_blocks;
       steps_left_ = chain_.num_steps;
     } else {
       begin_item();
@@ -128,13 +181,20 @@ class ExpertFeed {
         chain_.first_step;
     at_ = static_cast<const uint8_t*>(weights_.first.data) + item.expert * weights_.bytes +
           step * step_bytes(kForm);
+    if constexpr (has_blocks(kForm)) {
+      scales_ = BlockScales(weights_.first, item.first_unit);
+      scales_.first += int64_t{item.expert} * job_.num_scales;
+    }
     units_left_ = item.num_units();
     steps_left_ = chain_.num_steps;
   }
 
+  const ExpertsJob& job_;
   const LinearStack& weights_;
   const Segments& segments_;
   const Chain& chain_;
+  const SlotScales<kForm>& slot_scales_;
+  [[maybe_unused]] BlockScales scales_;  // of the unit that is under way
   int next_, units_left_ = 0, steps_left_ = 0;
   const uint8_t* at_ = nullptr;
 };
@@ -143,8 +203,9 @@ class ExpertFeed {
 template <WeightForm kForm, int kTiles>
 __device__ __forceinline__ void multiply_chain(ChainSums<kForm, kTiles>& sums,
                                                const PackedLinear& weight, const Chain& chain,
-                                               int unit, WeightRing<kForm>& ring,
+                                               typename SlotScales<kForm>::Ring& ring,
                                                ExpertFeed<kForm>& feed,
+                                               const SlotScales<kForm>& slot_scales,
                                                const ChainRows<kTiles>& rows, int lane) {
 #pragma unroll 1
   for (int begin = 0; begin < chain.num_steps; begin += kSlotSteps) {
@@ -160,11 +221,11 @@ __device__ __forceinline__ void multiply_chain(ChainSums<kForm, kTiles>& sums,
           multiply_add(sums.products[tile], weights, x[tile][0], x[tile][1]);
         }
         if constexpr (has_blocks(kForm)) {
-          const BlockScales scales(weight, unit);
+          const BlockScales blocks(weight, 0);
           const int step = chain.first_step + begin + i;
-          if (scales.segment_end(step, chain.first_step + chain.num_steps) == step + 1) {
+          if (blocks.segment_end(step, chain.first_step + chain.num_steps) == step + 1) {
             float of_segment[2];
-            scales.get(step, of_segment);
+            slot_scales.get(ring.slot(), blocks.block(step) != blocks.block(step - i), of_segment);
             sums.end_segment(of_segment);
           }
         }
@@ -205,11 +266,12 @@ __device__ __forceinline__ void find_pairs(int (&pairs)[kWritePasses<kTiles>],
   }
 }
 
-/// Adds up the chains' sums of a unit and writes its outputs.
+/// Adds up the chains' sums of a unit and writes its outputs; `scale`: of the thread's, if outputs
+/// have scales.
 template <WeightForm kForm, int kTiles, bool kIsGateUp>
 __device__ __forceinline__ void write_unit(const ExpertsJob& job, const PackedLinear& weight,
                                            const ExpertItem& item, int unit,
-                                           const int (&pairs)[kWritePasses<kTiles>],
+                                           const int (&pairs)[kWritePasses<kTiles>], float scale,
                                            const float* sums) {
   using Sums = ExpertSums<kTiles>;
   constexpr int kPasses = kWritePasses<kTiles>;
@@ -224,7 +286,7 @@ __device__ __forceinline__ void write_unit(const ExpertsJob& job, const PackedLi
     float sum = from[0];
 #pragma unroll
     for (int c = 1; c < kLinearChains; ++c) sum += from[c * Sums::kChainFloats];
-    sum = with_scale<kForm>(sum, weight, unit, output);
+    if constexpr (has_output_scales(kForm)) sum = __fmul_rn(sum, scale);
     if constexpr (kIsGateUp) {
       const float up = __shfl_down_sync(kAllLanes, sum, kLinearGateRows);
       if (pair >= 0 && output < kLinearGateRows) {
@@ -248,15 +310,17 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // in a uniform register
   const int lane = threadIdx.x % 32;
   constexpr int kSlotBytes = WeightRing<kForm>::kSlotBytes;
-  const ExpertsShared at(kSlotBytes, Sums::kBytes, kTiles, job);
+  const ExpertsShared at(kSlotBytes, SlotScales<kForm>::kSlotBytes, Sums::kBytes, kTiles, job);
   extern __shared__ __align__(128) uint8_t shared[];
   float* const sums = reinterpret_cast<float*>(shared + at.sums);
   float* const own_sums = sums + warp * Sums::kChainFloats;
   auto& few = *reinterpret_cast<FewRowsTable*>(shared + at.table);
   const uint32_t base = shared_address(shared);
-  WeightRing<kForm> ring(base + warp * job.num_slots * kSlotBytes,
-                         base + at.barriers + warp * job.num_slots * kSlotBarrierBytes,
-                         job.num_slots, lane);
+  typename SlotScales<kForm>::Ring ring(
+      base + warp * job.num_slots * kSlotBytes,
+      base + at.barriers + warp * job.num_slots * kSlotBarrierBytes, job.num_slots, lane);
+  const SlotScales<kForm> slot_scales(
+      base + at.scales + warp * job.num_slots * SlotScales<kForm>::kSlotBytes, lane);
   const PackedLinear& shape = job.weights.first;
   const Chain chain = find_chain(shape, 0, warp);
   ExpertActivations<kTiles, kIsGateUp> activations(
@@ -276,7 +340,7 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
   __syncthreads();
   const Segments segments(job.pairs, few, job.num_rows, Sums::kRows,
                           shape.num_outputs / kLinearUnit);
-  ExpertFeed<kForm> feed(job.weights, segments, chain);
+  ExpertFeed<kForm> feed(job, segments, chain, slot_scales);
 #pragma unroll 1
   for (int slot = 0; slot < job.num_slots; ++slot) feed.fill(ring, slot);
   if constexpr (!kIsGateUp) wait_for_previous_kernel();
@@ -305,15 +369,19 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
     if constexpr (is_e4m3(kForm)) weight.scales += int64_t{item.expert} * job.num_scales;
 #pragma unroll 1
     for (int unit = item.first_unit; unit < item.last_unit; ++unit) {
+      float scale = 1.0f;  // there when the unit is multiplied
+      if constexpr (has_output_scales(kForm)) {
+        scale = __ldg(weight.scales + unit * kLinearUnit + threadIdx.x % kLinearUnit);
+      }
       with_tiles<kTiles>(item.num_rows, [&](auto tiles) {
         constexpr int kCount = decltype(tiles)::value;
         ChainSums<kForm, kCount> chain_sums;
-        multiply_chain(chain_sums, weight, chain, unit, ring, feed,
+        multiply_chain(chain_sums, weight, chain, ring, feed, slot_scales,
                        activations.template rows<kCount>(buffer), lane);
         store_sums<Sums>(own_sums + sum_buffer * Sums::kBufferFloats, chain_sums.whole(), lane);
       });
       __syncthreads();
-      write_unit<kForm, kTiles, kIsGateUp>(job, weight, item, unit, pairs,
+      write_unit<kForm, kTiles, kIsGateUp>(job, weight, item, unit, pairs, scale,
                                            sums + sum_buffer * Sums::kBufferFloats);
       sum_buffer ^= 1;
     }

@@ -32,9 +32,11 @@ __device__ __forceinline__ float load_shared(uint32_t address) {
 // each lane's own copies.
 inline constexpr int kSlotBarrierBytes = 8;
 
-__device__ __forceinline__ void init_slot_barrier(uint32_t barrier) {
+/// `more_copiers`: lanes that copy to the slot themselves, besides the weights.
+__device__ __forceinline__ void init_slot_barrier(uint32_t barrier,
+                                                  [[maybe_unused]] int more_copiers = 0) {
 #if __CUDA_ARCH__ >= 900
-  constexpr int kArrivals = 1;
+  const int kArrivals = 1 + more_copiers;
 #else
   constexpr int kArrivals = 32;
 #endif
@@ -152,7 +154,8 @@ __device__ __forceinline__ void load_weights(uint32_t (&weights)[4], uint32_t sl
 inline constexpr int kSlotSteps = 4;  // of a WeightRing
 
 /// Slots of up to kSlotSteps steps, in turn. All lanes of the warp call every function together.
-template <WeightForm kForm>
+/// kMoreCopiers: lanes that call add_copies before each fill.
+template <WeightForm kForm, int kMoreCopiers = 0>
 class WeightRing {
  public:
   static constexpr int kSlotBytes = kSlotSteps * step_bytes(kForm);
@@ -161,10 +164,19 @@ class WeightRing {
       : slots_(slots), barriers_(barriers), num_slots_(num_slots), lane_(lane) {
     if (lane == 0) {
 #pragma unroll 1
-      for (int slot = 0; slot < num_slots; ++slot) init_slot_barrier(barrier(slot));
+      for (int slot = 0; slot < num_slots; ++slot) {
+        init_slot_barrier(barrier(slot), kMoreCopiers);
+      }
       publish_slot_barriers();
     }
     __syncwarp();
+  }
+
+  /// What the lane has begun to copy (cp.async) belongs to the slot that is filled next.
+  __device__ __forceinline__ void add_copies([[maybe_unused]] int slot) const {
+#if __CUDA_ARCH__ >= 900  // elsewhere each lane's copies do
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier(slot)) : "memory");
+#endif
   }
 
   /// Starts copying `num_steps` steps into a slot that every lane is done with.

@@ -1,5 +1,7 @@
 #include "runtime/device/device_buffers.h"
 
+#include <cstring>
+
 #include "kernels/choose/choose.h"
 #include "kernels/exchange/exchange.h"
 #include "runtime/state/sequence_table.h"
@@ -128,6 +130,7 @@ StepInputs::StepInputs(const RunnerConfig& config, const DrafterNeeds& needs, in
       entries_(kRing),
       memory_(take_inputs(nullptr, entries_, config, needs, pages_per_base), Memory::kPinned) {
   take_inputs(memory_.at(0), entries_, config, needs, pages_per_base);
+  std::memset(memory_.data(), 0, memory_.bytes());  // steps without sequences are launched first
 }
 
 DeviceBuffers::DeviceBuffers(const RunnerConfig& config, const DrafterNeeds& needs,

@@ -36,7 +36,9 @@ void RankStep::prepare() {
   synchronize();
 }
 
-void RankStep::launch_larger() {
+void RankStep::launch_others() {
+  if (stages_.keeps_rows()) stages_.teach_kept(inputs_[0], /*num_slots=*/1, /*num_steps=*/1);
+  stages_.merge(inputs_[0], *book_.shapes().begin(), /*num_spans=*/1, /*has_proposed=*/false);
   for (const StepShape& shape : book_.larger_shapes()) {
     stages_.begin(inputs_[0], {}, shape.num_spans);
     stages_.enqueue(shape, std::min(shape.num_rows, context_.config.max_num_logits_rows));

@@ -33,8 +33,8 @@ class RankStep {
   void set_capture(const std::vector<int>& layers) { stages_.set_capture(layers); }
   /// Launches all that steps consist of once, and records graphs of the book's shapes.
   void prepare();
-  /// Launches steps of several sizes that are not recorded.
-  void launch_larger();
+  /// Launches what is not recorded: what only some steps begin with, and steps of several sizes.
+  void launch_others();
   void refresh_drafter() { context_.drafter.refresh(stages_.exec()); }
   void exchange_drafter() { context_.drafter.exchange(stages_.exec()); }
   bool has_graphs() const { return !graphs_.empty(); }

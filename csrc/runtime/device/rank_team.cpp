@@ -38,7 +38,7 @@ void RankTeam::prepare() {
   exchange_->fail();
   each([](RankStep& rank) {
     rank.prepare();
-    rank.launch_larger();
+    rank.launch_others();
   });
   exchange_->clear();
 }

@@ -55,6 +55,10 @@ class DeviceStages {
   bool proposes_on_host() const {
     return context_.config.max_draft_tokens > 0 && !context_.drafter.works_on_arrays();
   }
+  /// Whether a drafter that is left out learns later.
+  bool keeps_rows() const {
+    return context_.drafter.needs().is_costly && context_.drafter.works_on_arrays();
+  }
   bool has_copies() const { return context_.config.max_copied_drafts > 0; }
   /// Whether sequences share rows by how likely their chains are: one alone has nothing to share.
   bool compares_chains(int num_spans) const {

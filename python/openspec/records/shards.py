@@ -45,6 +45,11 @@ def encoded(record: Record) -> bytes:
     return HEADER.pack(MAGIC, *numbers) + ids
 
 
+def size_of(num_tokens: int) -> int:
+    """Bytes of the record of so many tokens."""
+    return HEADER.size + 4 * num_tokens
+
+
 def _bytes_of(tokens: Sequence[int]) -> bytes:
     ids = array("I", tokens)
     if sys.byteorder == "big":
@@ -134,6 +139,20 @@ def shards(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX)
 
 
+def begin_of(shard: Path) -> float:
+    """When its first record was written, in seconds since 1970: its name begins with it."""
+    nanoseconds = shard.name.partition("-")[0]
+    return int(nanoseconds) / 1e9 if nanoseconds.isdecimal() else 0.0
+
+
+def num_bytes(shard: Path) -> int:
+    """Of the file; none if it has gone meanwhile."""
+    try:
+        return shard.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def read_records(folder: Path, identity: str) -> Iterator[Record]:
     """All records of a target, the oldest first.
 
@@ -153,5 +172,5 @@ def erase(folder: Path) -> int:
     """Removes all records; returns how many files that were."""
     paths = shards(open_folder(folder))
     for path in paths:
-        path.unlink()
+        path.unlink(missing_ok=True)
     return len(paths)

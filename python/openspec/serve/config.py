@@ -88,10 +88,14 @@ class ServeConfig:
     capture_dir: str | None = named(None, "DIR")
     """Folder in which prompts and answers are kept as token ids, for a draft head to learn from
     (python -m openspec.adapt train --records DIR). Token ids are text for whoever has the
-    tokenizer. Requests with "store": false or X-OpenSpec-Capture: 0 are not kept. Default: nothing
-    is."""
+    tokenizer. Requests with "store": false, "capture": false or X-OpenSpec-Capture: 0 are not kept.
+    Default: nothing is."""
     capture_share: float = number(1.0, 0.0, 1.0)
     """Share of the requests that is kept."""
+    capture_rate: float = number(20000.0, 1.0, 1e9)
+    """Tokens a second that are kept at most; further texts are dropped and counted."""
+    capture_keys: list[str] | None = field(default=None, repr=False)
+    """Of api_key, those whose requests are kept. Default: all of them."""
     capture_max_bytes: int = number(256 * 1024 * 1024, 1024 * 1024, 1 << 40, is_bytes=True)
     """Most bytes of capture_dir, four for each token; the oldest go first."""
     capture_ttl_s: float = number(7 * 86400.0, 1.0, 1e9)
@@ -138,6 +142,9 @@ class ServeConfig:
         for key in [*(self.api_key or []), *([self.admin_api_key] if self.admin_api_key else [])]:
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise ConfigError("an API key must be printable ASCII without spaces")
+        keys = self.capture_keys
+        if keys is not None and not (keys and {*keys} <= {*(self.api_key or [])}):
+            raise ConfigError("capture_keys must be some of api_key, or leave it out")
         if not self.host:
             raise ConfigError("host must not be empty; 0.0.0.0 listens on every address")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +17,7 @@ from openspec.serve.shapes.wire import json_response
 
 
 async def get_capture(context: ServerContext, request: Request) -> Response:
-    """Whether texts are kept, and how much there is."""
+    """Whether texts are kept, which share, how much there is, and what was dropped."""
     return await _shown(context, _recorder(context, request))
 
 
@@ -24,7 +25,13 @@ async def set_capture(context: ServerContext, request: Request) -> Response:
     """Keeps the texts of requests that come from now on, or does not."""
     recorder = _recorder(context, request)
     async with received_json(context, request, CaptureSettings) as (body, _, __):
-        recorder.is_enabled = body.enabled
+        if body.until_s is not None and body.enabled is False:
+            raise RequestError("until_s is for what is enabled; drop one of them", "until_s")
+        if body.share is not None:
+            recorder.share = body.share
+        if body.enabled is not None or body.until_s is not None:
+            seconds = math.inf if body.until_s is None else body.until_s
+            recorder.enable(0.0 if body.enabled is False else seconds)
     return await _shown(context, recorder)
 
 
@@ -36,7 +43,14 @@ async def erase_capture(context: ServerContext, request: Request) -> Response:
 
 async def _shown(context: ServerContext, recorder: Recorder) -> Response:
     num_bytes = await asyncio.to_thread(lambda: recorder.num_bytes)
-    return json_response({"enabled": recorder.is_enabled, "bytes": num_bytes})
+    metrics = context.metrics
+    counters = {"tokens": metrics.captured_tokens, "dropped": metrics.capture_dropped}
+    counts = {
+        name: int(next(iter(one.collect())).samples[0].value) for name, one in counters.items()
+    }
+    return json_response(
+        {"enabled": recorder.is_enabled, "share": recorder.share, "bytes": num_bytes, **counts}
+    )
 
 
 def _recorder(context: ServerContext, request: Request) -> Recorder:

@@ -88,14 +88,24 @@ async def received_request(
         state = request.scope["state"]
         external_id = body.request_id or str(state["request_id"])
         owner: bytes | None = state["key"]
-        may_keep = request.headers.get("x-openspec-capture") != "0"
-        is_recorded = may_keep and getattr(body, "store", None) is not False
+        is_recorded = _may_be_recorded(context, request, body, owner)
         yield (
             Arrival(
                 now, uuid.uuid4().hex, external_id, owner, num_bytes, is_recorded, engine, held
             ),
             body,
         )
+
+
+def _may_be_recorded(
+    context: ServerContext, request: Request, body: GenerationFields, owner: bytes | None
+) -> bool:
+    """Whether nobody said no: in the body, by its header, or the operator of this key."""
+    says_no = body.capture is False or getattr(body, "store", None) is False
+    if says_no or request.headers.get("x-openspec-capture") == "0":
+        return False
+    keys = context.config.capture_keys
+    return keys is None or (owner is not None and owner.decode() in keys)
 
 
 def forget(body: BaseModel) -> None:

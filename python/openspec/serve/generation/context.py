@@ -22,7 +22,7 @@ from openspec.engine.processes.replicas import Replicas
 from openspec.errors import RequestError
 from openspec.grammar.compiler import GrammarLimits
 from openspec.messages import MAX_ALLOWED_IDS_OF_ALL, EngineStats
-from openspec.records.recorder import Recorder
+from openspec.records.recorder import Limits, Recorder
 from openspec.records.shards import target_identity
 from openspec.serve.config import ServeConfig
 from openspec.serve.generation.grammars import GrammarStore
@@ -253,9 +253,12 @@ class ServerContext:
             self.recorder = Recorder(
                 Path(config.capture_dir),
                 target_identity(self.model.folder),
-                share=config.capture_share,
-                max_bytes=config.capture_max_bytes,
-                ttl_s=config.capture_ttl_s,
+                Limits(
+                    share=config.capture_share,
+                    max_rate=config.capture_rate,
+                    max_bytes=config.capture_max_bytes,
+                    ttl_s=config.capture_ttl_s,
+                ),
             )
             logger.info("texts are kept as token ids in %s", config.capture_dir)
         refused = self.metrics.rejections.labels("over_budget").inc

@@ -118,7 +118,9 @@ class ServerMetrics:
             Counter, "http_requests", "Requests by endpoint and status.", "path", "status"
         )
         self.captured_tokens = own(Counter, "capture_tokens", "Tokens kept for draft heads.")
-        self.capture_dropped = own(Counter, "capture_dropped", "Texts for which there was no room.")
+        self.capture_dropped = own(
+            Counter, "capture_dropped", "Texts beyond the rate, or without room to wait."
+        )
         self.load = own(Gauge, "server_load", "Generation requests in flight.")
         self.ready = own(Gauge, "ready", "1 if new requests are welcome.")
         self._alive = own(Gauge, "engine_alive", "1 if the engine runs.", "engine")

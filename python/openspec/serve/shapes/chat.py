@@ -120,6 +120,8 @@ class GenerationFields(Model):
     """SGLang's name of `structured_outputs.grammar`."""
     structural_tag: dict[str, object] | str | None = None
     user: str | None = None
+    capture: bool | None = None
+    """False: draft heads do not learn from it, whatever the server keeps for them."""
 
 
 class JsonSchemaFormat(Model):
