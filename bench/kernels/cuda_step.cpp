@@ -585,6 +585,7 @@ int main(int argc, char** argv) try {
   std::string json = "{";
   // Before CUDA is first used: what GPUs that share a target need.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what was measured stays, whatever comes after
   const double bandwidth = bench::read_bandwidth(size_t{8} << 30);
   std::vector<std::string> methods;
   std::vector<int> requests;
