@@ -50,22 +50,31 @@ class ExpertScales {
     }
   }
 
-  /// Starts to load those of the first units of an item, which begins next.
-  __device__ __forceinline__ void fetch(const ExpertItem& item) { load(item, item.first_unit); }
+  /// Starts to load those of an item's first units, before any other.
+  __device__ __forceinline__ void begin(const ExpertItem& item) {
+    if constexpr (is_e4m3(kForm)) next_scale_ = __ldg(find(item, item.first_unit));
+  }
 
   /// Before a unit of `item` is multiplied. `next`: the item after it.
   __device__ __forceinline__ void begin_unit(const ExpertItem& item, int unit,
                                              const ExpertItem& next) {
     if constexpr (is_e4m3(kForm)) {
       from_ = (unit - item.first_unit) * unit_lanes_ % 32;
-      if (from_ > 0) return;
-      scale_ = next_scale_;
-      const int ahead = unit + 32 / unit_lanes_;
-      if (ahead < item.last_unit) {
-        load(item, ahead);
-      } else {
-        fetch(next);
+      const float* from = scales_;
+      if (from_ == 0) {
+        scale_ = next_scale_;
+        const int ahead = unit + 32 / unit_lanes_;
+        from = ahead < item.last_unit ? find(item, ahead) : find(next, next.first_unit);
       }
+      // In the branch the compiler would wait for what comes, to move it to its register.
+      asm volatile(
+          "{\n"
+          ".reg .pred p;\n"
+          "setp.eq.s32 p, %2, 0;\n"
+          "@p ld.global.nc.f32 %0, [%1];\n"
+          "}"
+          : "+f"(next_scale_)
+          : "l"(from), "r"(from_));
     }
   }
 
@@ -90,11 +99,10 @@ class ExpertScales {
   }
 
  private:
-  __device__ __forceinline__ void load(const ExpertItem& item, int first_unit) {
-    if constexpr (is_e4m3(kForm)) {
-      const int unit = min(first_unit + own_unit_, item.last_unit - 1);
-      next_scale_ = __ldg(scales_ + int64_t{item.expert} * num_scales_ + unit * unit_scales_ + at_);
-    }
+  /// The lane's own, of the units from `unit` of an item on.
+  __device__ __forceinline__ const float* find(const ExpertItem& item, int unit) const {
+    const int own_unit = min(unit + own_unit_, item.last_unit - 1);
+    return scales_ + int64_t{item.expert} * num_scales_ + own_unit * unit_scales_ + at_;
   }
 
   const float* scales_;

@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
   ExpertScales<kForm> scales(shape, chain, job.chain_steps, lane);
   if (has_items) {
     item = segments.item(at_unit);
-    scales.fetch(item);
+    scales.begin(item);
   }
   ExpertFeed<kForm> feed(job.weights, segments, chain);
 #pragma unroll 1
