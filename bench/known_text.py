@@ -66,22 +66,22 @@ def successor_rows(config: Mapping[str, Any], num_rows: int, share: float = 1.0)
 
 def write_target(folder: Path, config: Mapping[str, Any]) -> Path:
     """Writes a mixture or a dense model of Qwen3's kind with the embedded model's tokenizer."""
-    alike: dict[tuple[int, ...], torch.Tensor] = {}
+    alike: dict[tuple[bool, tuple[int, ...]], torch.Tensor] = {}
 
     def tensor(
         name: str, shape: list[int], dtype: torch.dtype, random: torch.Generator
     ) -> torch.Tensor:
+        is_zero = name.endswith(("o_proj.weight", "down_proj.weight"))
         if "embed_tokens" in name:
             return embeddings(config)
         if "lm_head" in name:
             return successor_rows(config, shape[0])
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            return torch.zeros(shape, dtype=dtype)
-        if ".experts." not in name:
+        if not is_zero and ".experts." not in name:
             return random_tensor(name, shape, dtype, random)
-        if tuple(shape) not in alike:  # what they make is multiplied by zero
-            alike[tuple(shape)] = random_tensor(name, shape, dtype, random)
-        return alike[tuple(shape)].clone()
+        key = (is_zero, tuple(shape))
+        if key not in alike:  # what experts make is multiplied by zero
+            alike[key] = random_tensor(name, shape, dtype, random) * (not is_zero)
+        return alike[key]
 
     folder.mkdir(parents=True, exist_ok=True)
     for path in EMBEDDED_MODEL.glob("*.j*"):

@@ -12,13 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 SHARD_BYTES = 4 << 30
+DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16"}  # as safetensors calls them
 GAIN = 1.2
 """Of a matrix: what a layer adds is of the size of what it reads."""
 
@@ -156,16 +158,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 def _mlps(config: Mapping[str, Any], layer: int) -> list[tuple[str, int]]:
     """Names of a layer's MLPs, and their width."""
-    is_listed = layer in config.get("mlp_only_layers", [])
-    if is_listed or (layer + 1) % config.get("decoder_sparse_step", 1) or not is_mixture(config):
+    is_dense = "num_experts" not in config or layer in config.get("mlp_only_layers", [])
+    if is_dense or (layer + 1) % config.get("decoder_sparse_step", 1):
         return [("mlp.", config["intermediate_size"])]
     width = config["moe_intermediate_size"]
     return [(f"mlp.experts.{i}.", width) for i in range(config["num_experts"])]
-
-
-def is_mixture(config: Mapping[str, Any]) -> bool:
-    """Whether a model has experts."""
-    return "num_experts" in config
 
 
 def tensor_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
@@ -213,6 +210,21 @@ def random_tensor(
     return torch.empty(shape, dtype=dtype).normal_(0.0, GAIN / shape[-1] ** 0.5, generator=random)
 
 
+def write_shard(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Writes a safetensors file from where the tensors lie; several may be one in memory."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    ends = accumulate((tensor.nbytes for tensor in tensors.values()), initial=0)
+    for (name, tensor), place in zip(tensors.items(), pairwise(ends), strict=True):
+        dtype = DTYPES[tensor.dtype]
+        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": place}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            out.write(tensor.view(torch.uint8).numpy())
+
+
 def write_random_target(
     folder: Path,
     config: Mapping[str, Any],
@@ -220,35 +232,32 @@ def write_random_target(
     dtype: torch.dtype = torch.bfloat16,
     make: Callable[..., torch.Tensor] = random_tensor,
 ) -> Path:
-    """Writes config.json and weights to `folder`, in shards of 4 GB at most; returns it.
+    """Writes config.json and weights to `folder`, in shards of about 4 GB; returns it.
 
-    `make` makes a tensor of the arguments that `random_tensor` takes.
+    `make` makes a tensor of the arguments that `random_tensor` takes. Threads write shards while
+    it makes the next ones.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     random = torch.Generator().manual_seed(seed)
-    shards: list[list[str]] = []
+    shapes = list(tensor_shapes(config))
+    files: dict[str, str] = {}
     kept: dict[str, torch.Tensor] = {}
-
-    def flush() -> None:
-        shards.append(list(kept))
-        file = folder / f"model-{len(shards):05d}.safetensors"
-        save_file(kept, file, {"format": "pt"})
-        kept.clear()
-
+    written: list[Future[None]] = []
     total = 0
-    for name, shape in tensor_shapes(config):
-        kept[name] = make(name, shape, dtype, random)
-        total += kept[name].nbytes
-        if sum(tensor.nbytes for tensor in kept.values()) > SHARD_BYTES:
-            flush()
-    flush()
-    if len(shards) == 1:
+    with ThreadPoolExecutor() as writers:
+        for name, shape in shapes:
+            kept[name] = make(name, shape, dtype, random)
+            files[name] = f"model-{len(written) + 1:05d}.safetensors"
+            total += kept[name].nbytes
+            if total > SHARD_BYTES * (len(written) + 1) or name == shapes[-1][0]:
+                written.append(writers.submit(write_shard, folder / files[name], kept))
+                kept = {}
+        for shard in written:
+            shard.result()
+    if len(written) == 1:
         (folder / "model-00001.safetensors").rename(folder / "model.safetensors")
         return folder
-    files = {
-        name: f"model-{i + 1:05d}.safetensors" for i, names in enumerate(shards) for name in names
-    }
     index = {"metadata": {"total_size": total}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder

@@ -300,19 +300,19 @@ void load_random_weights(Weights& weights, const TargetSpec& target, bool is_ske
       weights.load(spec.name, scales.data(), count * 4, DType::kF32);
       continue;
     }
-    if (quantized.contains(spec.name)) {
-      while (codes.size() < count) {
-        const auto code = static_cast<uint8_t>(random() % 254);
-        codes.push_back(static_cast<uint8_t>(code + (code >= 0x7f)));
-      }
-      weights.load(spec.name, codes.data(), count, DType::kE4M3);
-      continue;
-    }
     // Those of a mixture differ, or rows of all layers would go to the same experts.
     const bool is_of_mixture = spec.name.find(".mlp.gate.") != std::string::npos ||
                                spec.name.find(".experts.") != std::string::npos;
     if (is_of_mixture) shift = (shift + 4099) % block.size();
     const size_t first = is_of_mixture ? shift : 0;
+    if (quantized.contains(spec.name)) {
+      while (codes.size() < first + count) {
+        const auto code = static_cast<uint8_t>(random() % 254);
+        codes.push_back(static_cast<uint8_t>(code + (code >= 0x7f)));
+      }
+      weights.load(spec.name, &codes[first], count, DType::kE4M3);
+      continue;
+    }
     while (data.size() < first + count) {
       data.insert(data.end(), block.begin(), block.end());
       std::rotate(block.begin(), block.begin() + 977, block.end());
@@ -585,6 +585,7 @@ int main(int argc, char** argv) try {
   std::string json = "{";
   // Before CUDA is first used: what GPUs that share a target need.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // what was measured stays, whatever comes after
   const double bandwidth = bench::read_bandwidth(size_t{8} << 30);
   std::vector<std::string> methods;
   std::vector<int> requests;

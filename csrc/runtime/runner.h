@@ -189,7 +189,8 @@ class Runner {
   // Over all sequences, which have theirs beside it.
   BySource<AcceptanceEstimate> acceptance_ = {
       AcceptanceEstimate::of_all(), AcceptanceEstimate::of_all(), AcceptanceEstimate::of_all()};
-  CopyEstimate copy_acceptance_;  // by class
+  CopyEstimate copy_acceptance_;          // the same by class
+  AcceptanceEstimate copy_availability_;  // and how often there is one that begins rightly
 };
 
 }  // namespace openspec

@@ -38,6 +38,8 @@ SHAPE = {
     "vocab_size": 515,
     "eos_token_id": 2,
 }
+# What every device computes.
+WIDE = {"hidden_size": 320, "num_attention_heads": 4, "head_dim": 128, "vocab_size": 4096}
 TOKENS = np.random.default_rng(3).integers(0, SHAPE["vocab_size"], 85).tolist()
 
 
@@ -130,9 +132,10 @@ def test_heads_draft_for_mixtures() -> None:
     assert 0 < stats.experts_of_sequences < 1.5
 
 
-def test_timed_rows_are_unrelated() -> None:
+def test_timed_rows_are_unrelated(tmp_path: Path) -> None:
     """The rows of a step that is timed have different tokens, and go to different experts."""
-    core = harness.make_core(model=str(plain_folder()), method="ngram")
+    model = write_random_target(tmp_path, PUBLISHED["qwen3-30b-a3b"] | SHAPE | WIDE)
+    core = harness.make_core(model=str(model), method="ngram")
     plain = [step for step in core.info.step_times if not step.proposes and step.num_seqs == 1]
     by_rows = {step.num_rows: step.num_experts for step in plain}
     assert by_rows[1] == SHAPE["num_experts_per_tok"]
@@ -143,8 +146,7 @@ def test_timed_rows_are_unrelated() -> None:
 def test_known_text(share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark's heads offer the next token as often as they were asked to."""
     monkeypatch.setattr(known_text, "HEAD_MLP", 256)
-    sizes = {"hidden_size": 320, "num_attention_heads": 4, "head_dim": 128, "vocab_size": 4096}
-    config = PUBLISHED["qwen3-30b-a3b"] | SHAPE | sizes
+    config = PUBLISHED["qwen3-30b-a3b"] | SHAPE | WIDE
     folder = known_text.write_target(tmp_path / "model", config)
     head = known_text.write_head(tmp_path / "head", config, share)
     batch = jobs("greedy", 12)

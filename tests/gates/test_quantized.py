@@ -30,6 +30,7 @@ from tests.gates import harness, other_targets
 from tests.gates.test_logits import (
     MAX_ERROR,
     Reference,
+    Rows,
     Subject,
     assert_same_bits,
     check_company,
@@ -185,6 +186,21 @@ def test_no_bit_depends_on_chunks_company_or_ranks(
             continue
         shared = subject(root, dtype=dtype, tensor_parallel_size=num_ranks)
         assert_same_bits(shared.score(token_ids, 50), whole)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("wanted", [None, *WANTED])
+def test_a_row_has_its_bits_in_steps_of_1_to_256_rows(wanted: str | None, num_ranks: int) -> None:
+    if harness.DEVICE == "cuda" and num_ranks > len(_C.cuda_device_names()):
+        pytest.skip(f"needs {num_ranks} CUDA devices")
+    root = plain_folder() if wanted is None else coded_folder(wanted)
+    ids = np.random.default_rng(5).integers(0, SHAPE["vocab_size"], 256).tolist()
+    whole = subject(root).score(ids, 1)
+    shared = subject(root, tensor_parallel_size=num_ranks)
+    for num_rows in range(1, len(ids) + 1):
+        found = shared.score(ids[:num_rows], num_rows)
+        assert_same_bits(found, Rows(whole.logits[:num_rows], whole.layers[:, :num_rows]))
 
 
 @pytest.mark.parametrize("wanted", WANTED)

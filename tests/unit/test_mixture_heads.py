@@ -79,6 +79,13 @@ def eagle31() -> Layout:
     return config, shapes | {f"fc_norm.{i}.weight": [HIDDEN] for i in range(3)}
 
 
+def amazon() -> Layout:
+    """Of Coder-30B-A3B: vLLM's keys of a head with masks."""
+    masks = {"parallel_drafting": True, "ptd_token_id": VOCAB - 1}
+    config, shapes = eagle3_classic(A3B, **masks)
+    return config, shapes | {"mask_hidden": [1, 1, 3 * HIDDEN]}
+
+
 CASES: dict[str, tuple[str, Layout, dict[str, Any]]] = {
     "angelslim": ("eagle3", angelslim(), {"capture_layers": (1, 23, 44)}),
     "lmsys": ("eagle3", lmsys(), {"capture_layers": (1, 46, 90)}),
@@ -90,6 +97,7 @@ CASES: dict[str, tuple[str, Layout, dict[str, Any]]] = {
         dflash_speculators(A3B, BLOCK, 8),
         {"capture_layers": (1, 12, 23, 34, 45), "block_size": 8},
     ),
+    "amazon": ("peagle", amazon(), {"mask_token": VOCAB - 1}),
     "jetspec": ("dflash", dflash_zlab(A3B, BLOCK, 16, causal_head=True), {"is_causal": True}),
 }
 

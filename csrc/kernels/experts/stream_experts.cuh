@@ -12,6 +12,7 @@
 
 #include "kernels/common/launch.cuh"
 #include "kernels/experts/chain_rows.cuh"
+#include "kernels/experts/expert_scales.cuh"
 #include "kernels/experts/segments.cuh"
 #include "kernels/linear/linear_stack.h"
 #include "kernels/linear/stream.cuh"
@@ -27,11 +28,13 @@ struct ExpertsJob {
   const int32_t* expert;  // [num_rows, top_k]
   SortedPairs pairs;      // of more than kFewRows rows
   int num_rows, top_k;
-  int num_slots = 0;    // of a warp's WeightRing
+  int num_slots = 0;    // of a warp's ExpertRing
   int num_buffers = 0;  // of a warp's activations: with two, the next segment's come in time
   int chain_steps = 0;  // of the longest chain
-  int num_scales = 0;   // of an expert
 };
+
+template <WeightForm kForm>
+using ExpertRing = WeightRing<kForm, kExpertSlotSteps<kForm>>;
 
 /// Places of a block's shared memory, in bytes.
 struct ExpertsShared {
@@ -103,9 +106,9 @@ class ExpertFeed {
   }
 
   /// Starts to fill a slot with the next part of a chain, if there is one.
-  __device__ __forceinline__ void fill(WeightRing<kForm>& ring, int slot) {
+  __device__ __forceinline__ void fill(ExpertRing<kForm>& ring, int slot) {
     if (steps_left_ == 0) return;
-    const int num_steps = min(steps_left_, kSlotSteps);
+    const int num_steps = min(steps_left_, kExpertSlotSteps<kForm>);
     ring.fill(slot, at_, num_steps);
     at_ += num_steps * step_bytes(kForm);
     steps_left_ -= num_steps;
@@ -139,36 +142,65 @@ class ExpertFeed {
   const uint8_t* at_ = nullptr;
 };
 
+/// Multiplies the steps of a slot up to step `last`, of which several's operands are under way
+/// together. kIsWhole: those are all, of one block. `begin`: steps of the chain before them.
+template <bool kIsWhole, WeightForm kForm, int kTiles>
+__device__ __forceinline__ void multiply_slot(ChainSums<kForm, kTiles>& sums,
+                                              ExpertScales<kForm>& scales, uint32_t slot, int begin,
+                                              int last, const ChainRows<kTiles>& rows, int lane) {
+  constexpr int kSteps = kExpertSlotSteps<kForm>, kAtOnce = kIsWhole ? 4 : 2;
+  [[maybe_unused]] const unsigned ends = scales.ends(last);
+  [[maybe_unused]] float of_segments[2][2];  // a slot has steps of two blocks at most
+  if constexpr (has_blocks(kForm)) {
+    scales.get(0, of_segments[0]);
+    if (!kIsWhole) scales.get(1, of_segments[1]);
+  }
+#pragma unroll
+  for (int first = 0; first < kSteps; first += kAtOnce) {
+    uint32_t weights[kAtOnce][4], x[kAtOnce][kTiles][2];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int step = kIsWhole ? first + i : min(first + i, last);
+      load_weights<kForm>(weights[i], slot, first + i, lane);
+      rows.load(begin + step, x[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int step = first + i;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        multiply_add(sums.products[tile], weights[i], x[i][tile][0], x[i][tile][1]);
+      }
+      if constexpr (has_blocks(kForm)) {
+        if (kIsWhole ? step + 1 == kSteps : (ends >> step & 1) != 0) {
+          sums.end_segment(of_segments[0]);
+          scales.end_segment();
+          if (step == last) return;
+          of_segments[0][0] = of_segments[1][0];
+          of_segments[0][1] = of_segments[1][1];
+        }
+      } else if (!kIsWhole && step == last) {
+        return;
+      }
+    }
+  }
+}
+
 /// Multiplies a chain of a unit; its weights come by `ring`, which `feed` keeps full.
 template <WeightForm kForm, int kTiles>
-__device__ __forceinline__ void multiply_chain(ChainSums<kForm, kTiles>& sums,
-                                               const PackedLinear& weight, const Chain& chain,
-                                               int unit, WeightRing<kForm>& ring,
+__device__ __forceinline__ void multiply_chain(ChainSums<kForm, kTiles>& sums, const Chain& chain,
+                                               ExpertScales<kForm>& scales, ExpertRing<kForm>& ring,
                                                ExpertFeed<kForm>& feed,
                                                const ChainRows<kTiles>& rows, int lane) {
+  constexpr int kSteps = kExpertSlotSteps<kForm>;
 #pragma unroll 1
-  for (int begin = 0; begin < chain.num_steps; begin += kSlotSteps) {
-    const uint32_t from = ring.wait();
-#pragma unroll
-    for (int i = 0; i < kSlotSteps; ++i) {
-      if (begin + i < chain.num_steps) {
-        uint32_t weights[4], x[kTiles][2];
-        load_weights<kForm>(weights, from, i, lane);
-        rows.load(begin + i, x);
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          multiply_add(sums.products[tile], weights, x[tile][0], x[tile][1]);
-        }
-        if constexpr (has_blocks(kForm)) {
-          const BlockScales scales(weight, unit);
-          const int step = chain.first_step + begin + i;
-          if (scales.segment_end(step, chain.first_step + chain.num_steps) == step + 1) {
-            float of_segment[2];
-            scales.get(step, of_segment);
-            sums.end_segment(of_segment);
-          }
-        }
-      }
+  for (int begin = 0; begin < chain.num_steps; begin += kSteps) {
+    const uint32_t slot = ring.wait();
+    const int last = chain.num_steps - 1 - begin;
+    if (last >= kSteps - 1 && scales.end_with_slots()) {
+      multiply_slot<true>(sums, scales, slot, begin, last, rows, lane);
+    } else {
+      multiply_slot<false>(sums, scales, slot, begin, last, rows, lane);
     }
     __syncwarp();  // every lane is done with the slot
     feed.fill(ring, ring.slot());
@@ -207,7 +239,7 @@ __device__ __forceinline__ void find_pairs(int (&pairs)[kWritePasses<kTiles>],
 
 /// Adds up the chains' sums of a unit and writes its outputs.
 template <WeightForm kForm, int kTiles, bool kIsGateUp>
-__device__ __forceinline__ void write_unit(const ExpertsJob& job, const PackedLinear& weight,
+__device__ __forceinline__ void write_unit(const ExpertsJob& job, const ExpertScales<kForm>& scales,
                                            const ExpertItem& item, int unit,
                                            const int (&pairs)[kWritePasses<kTiles>],
                                            const float* sums) {
@@ -224,15 +256,15 @@ __device__ __forceinline__ void write_unit(const ExpertsJob& job, const PackedLi
     float sum = from[0];
 #pragma unroll
     for (int c = 1; c < kLinearChains; ++c) sum += from[c * Sums::kChainFloats];
-    sum = with_scale<kForm>(sum, weight, unit, output);
+    sum = scales.of_output(sum, output);
     if constexpr (kIsGateUp) {
       const float up = __shfl_down_sync(kAllLanes, sum, kLinearGateRows);
       if (pair >= 0 && output < kLinearGateRows) {
-        const int64_t width = weight.num_outputs / 2;
+        const int64_t width = job.weights.first.num_outputs / 2;
         job.out[place * width + unit * kLinearGateRows + output] = swiglu(sum, up);
       }
     } else if (pair >= 0) {
-      const int64_t width = weight.num_outputs;
+      const int64_t width = job.weights.first.num_outputs;
       job.out[pair * width + unit * kLinearUnit + output] = __float2bfloat16_rn(sum);
     }
   }
@@ -247,14 +279,14 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
   using Sums = ExpertSums<kTiles>;
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // in a uniform register
   const int lane = threadIdx.x % 32;
-  constexpr int kSlotBytes = WeightRing<kForm>::kSlotBytes;
+  constexpr int kSlotBytes = ExpertRing<kForm>::kSlotBytes;
   const ExpertsShared at(kSlotBytes, Sums::kBytes, kTiles, job);
   extern __shared__ __align__(128) uint8_t shared[];
   float* const sums = reinterpret_cast<float*>(shared + at.sums);
   float* const own_sums = sums + warp * Sums::kChainFloats;
   auto& few = *reinterpret_cast<FewRowsTable*>(shared + at.table);
   const uint32_t base = shared_address(shared);
-  WeightRing<kForm> ring(base + warp * job.num_slots * kSlotBytes,
+  ExpertRing<kForm> ring(base + warp * job.num_slots * kSlotBytes,
                          base + at.barriers + warp * job.num_slots * kSlotBarrierBytes,
                          job.num_slots, lane);
   const PackedLinear& shape = job.weights.first;
@@ -276,6 +308,14 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
   __syncthreads();
   const Segments segments(job.pairs, few, job.num_rows, Sums::kRows,
                           shape.num_outputs / kLinearUnit);
+  int at_unit = segments.begin();
+  const bool has_items = at_unit < segments.end();
+  ExpertItem item = {};
+  ExpertScales<kForm> scales(shape, chain, job.chain_steps, lane);
+  if (has_items) {
+    item = segments.item(at_unit);
+    scales.begin(item);
+  }
   ExpertFeed<kForm> feed(job.weights, segments, chain);
 #pragma unroll 1
   for (int slot = 0; slot < job.num_slots; ++slot) feed.fill(ring, slot);
@@ -286,9 +326,7 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
     }
   }
 
-  int at_unit = segments.begin();
-  if (at_unit >= segments.end()) return;
-  ExpertItem item = segments.item(at_unit);
+  if (!has_items) return;
   if (!kIsGateUp || !has_few_rows) activations.fetch(0, segments, item);
   int sum_buffer = 0, buffer = 0;
   for (;;) {
@@ -301,19 +339,18 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
     if (has_next) next = segments.item(at_unit);
     const bool changes = has_next && !activations.are_same(item, next);
     if (changes && job.num_buffers > 1) activations.fetch(buffer ^ 1, segments, next);
-    PackedLinear weight = shape;
-    if constexpr (is_e4m3(kForm)) weight.scales += int64_t{item.expert} * job.num_scales;
 #pragma unroll 1
     for (int unit = item.first_unit; unit < item.last_unit; ++unit) {
+      scales.begin_unit(item, unit, next);
       with_tiles<kTiles>(item.num_rows, [&](auto tiles) {
         constexpr int kCount = decltype(tiles)::value;
         ChainSums<kForm, kCount> chain_sums;
-        multiply_chain(chain_sums, weight, chain, unit, ring, feed,
+        multiply_chain(chain_sums, chain, scales, ring, feed,
                        activations.template rows<kCount>(buffer), lane);
         store_sums<Sums>(own_sums + sum_buffer * Sums::kBufferFloats, chain_sums.whole(), lane);
       });
       __syncthreads();
-      write_unit<kForm, kTiles, kIsGateUp>(job, weight, item, unit, pairs,
+      write_unit<kForm, kTiles, kIsGateUp>(job, scales, item, unit, pairs,
                                            sums + sum_buffer * Sums::kBufferFloats);
       sum_buffer ^= 1;
     }

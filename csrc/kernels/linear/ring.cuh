@@ -151,11 +151,11 @@ __device__ __forceinline__ void load_weights(uint32_t (&weights)[4], uint32_t sl
 
 inline constexpr int kSlotSteps = 4;  // of a WeightRing
 
-/// Slots of up to kSlotSteps steps, in turn. All lanes of the warp call every function together.
-template <WeightForm kForm>
+/// Slots of up to kSteps steps, in turn. All lanes of the warp call every function together.
+template <WeightForm kForm, int kSteps = kSlotSteps>
 class WeightRing {
  public:
-  static constexpr int kSlotBytes = kSlotSteps * step_bytes(kForm);
+  static constexpr int kSlotBytes = kSteps * step_bytes(kForm);
 
   __device__ WeightRing(uint32_t slots, uint32_t barriers, int num_slots, int lane)
       : slots_(slots), barriers_(barriers), num_slots_(num_slots), lane_(lane) {
