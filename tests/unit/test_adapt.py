@@ -31,10 +31,12 @@ from openspec.adapt.start import read_start
 from openspec.adapt.target import answering_config
 from openspec.adapt.texts import (
     Rows,
+    SourceConfig,
     Text,
     Texts,
     batches,
     draft_vocabulary,
+    gather,
     load_texts,
     own_prompts,
     packed,
@@ -111,6 +113,17 @@ def test_other_lines_are_refused_with_their_place(llm: LLM, tmp_path: Path, line
     path.write_text(f'{{"prompt": "a"}}\n{line}\n{{"prompt": "b"}}\n')
     with pytest.raises(ConfigError, match=r"prompts\.jsonl:2: .*prompt, messages, turns"):
         read_prompts(path, llm, 100)
+
+
+def test_a_few_texts_of_each_kind(llm: LLM, prompts: Path) -> None:
+    """What a trial reads: no more than it says, and no prompt on both sides."""
+    own = SourceConfig(prompts=str(prompts), base=str(prompts), answer_tokens=4, text_length=192)
+    found = gather(llm, own, 0.0, lambda *_: None, 1)
+    assert (len(found.held_out), len(found.base_held_out)) == (1, 1)
+    assert 0 < len(found.learned) <= 5
+    apart = [text.tokens[: text.prompt] for text in found.held_out]
+    assert not [text for text in found.learned if text.tokens[: text.prompt] in apart]
+    assert len(gather(llm, own, 0.0, lambda *_: None).learned) > 5
 
 
 def test_the_model_asks_itself(llm: LLM) -> None:
