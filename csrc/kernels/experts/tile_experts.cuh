@@ -67,7 +67,6 @@ class ExpertTileCursor {
   __device__ __forceinline__ int num_boxes() const { return (num_rows + kBoxRows - 1) / kBoxRows; }
 
   int expert, first_place, num_rows, first_unit;
-  bool is_read_once;  // its weights
 
  private:
   static constexpr int kPairUnits = kExpertCluster * kExpertUnits;
@@ -90,7 +89,6 @@ class ExpertTileCursor {
     const int num_segments = (all_rows + kTileRows - 1) / kTileRows;
     const int width = (all_rows + num_segments - 1) / num_segments;
     const int local = id_ - range.first_segment * num_pairs_;
-    is_read_once = num_segments == 1;
     expert = range.expert;
     first_place = range.first_pair + local % num_segments * width;
     num_rows = min(width, range.last_pair - first_place);
@@ -136,10 +134,8 @@ __device__ __forceinline__ void copy_expert_weights(const CUtensorMap& weights,
                                                     const ExpertTilesJob& job, const Ring& ring,
                                                     int rank) {
   constexpr int kBytes = kExpertUnits * unit_bytes(kForm);
-  // Weights that nobody reads again leave the cache to the activations.
-  const uint64_t policies[] = {wgmma::cache_policy(false), wgmma::cache_policy(true)};
+  const uint64_t policy = wgmma::cache_policy(false);
   fill_expert_ring(job, ring, rank, [&](const ExpertTileCursor& tile, int step, int stage) {
-    const uint64_t policy = tile.is_read_once ? policies[1] : policies[0];
     const uint32_t barrier = ring.full + stage * 8;
     // The rows' bytes too; they may have come before this.
     wgmma::expect_bytes(barrier, kBytes + tile.num_boxes() * (kBoxRows * kRowBytes));
