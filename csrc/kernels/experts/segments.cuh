@@ -32,7 +32,6 @@ struct ExpertItem {
   int expert;
   int first_place, num_rows;
   int first_unit, last_unit;
-  bool is_read_once;  // its weights: the expert has no other segment
 
   __device__ __forceinline__ int num_units() const { return last_unit - first_unit; }
 };
@@ -65,14 +64,12 @@ class Segments {
       item.expert = few_.expert[segment];
       item.first_place = segment * kFewRows;
       item.num_rows = num_rows_;
-      item.is_read_once = true;
     } else {
       const int4 words = __ldcg(reinterpret_cast<const int4*>(pairs_.segment + segment));
       const ExpertRange range = {words.x, words.y, words.z, words.w};
       item.expert = range.expert;
       item.first_place = range.first_pair + (segment - range.first_segment) * segment_rows_;
       item.num_rows = min(segment_rows_, range.last_pair - item.first_place);
-      item.is_read_once = range.last_pair - range.first_pair <= segment_rows_;
     }
     item.first_unit = at - segment * num_units_;
     item.last_unit = min(num_units_, item.first_unit + end_ - at);

@@ -158,7 +158,7 @@ class ExpertFeed {
       const int step = chain_.first_step + chain_.num_steps - steps_left_;
       slot_scales_.fill(ring, slot, scales_, step, num_steps);
     }
-    ring.fill(slot, at_, num_steps, is_read_once_);
+    ring.fill(slot, at_, num_steps);
     at_ += num_steps * step_bytes(kForm);
     steps_left_ -= num_steps;
     if (steps_left_ > 0) return;
@@ -185,7 +185,6 @@ class ExpertFeed {
       scales_ = BlockScales(weights_.first, item.first_unit);
       scales_.first += int64_t{item.expert} * job_.num_scales;
     }
-    is_read_once_ = item.is_read_once;
     units_left_ = item.num_units();
     steps_left_ = chain_.num_steps;
   }
@@ -197,7 +196,6 @@ class ExpertFeed {
   const SlotScales<kForm>& slot_scales_;
   [[maybe_unused]] BlockScales scales_;  // of the unit that is under way
   int next_, units_left_ = 0, steps_left_ = 0;
-  bool is_read_once_ = false;
   const uint8_t* at_ = nullptr;
 };
 

@@ -5,7 +5,6 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <type_traits>
 
 #include "kernels/common/mma.cuh"
 #include "kernels/linear/tiles.cuh"
@@ -180,15 +179,12 @@ class WeightRing {
 #endif
   }
 
-  /// Starts copying `num_steps` steps into a slot that every lane is done with. `is_read_once`: no
-  /// block for other rows reads them.
-  __device__ __forceinline__ void fill(int slot, const uint8_t* from, int num_steps,
-                                       bool is_read_once = false) {
-    const auto copy = [&](auto is_once) {
-      fill_slot<kSlotBytes, decltype(is_once)::value>(slots_ + slot * kSlotBytes, barrier(slot),
-                                                      from, num_steps * step_bytes(kForm), lane_);
-    };
-    is_read_once ? copy(std::true_type{}) : copy(std::false_type{});
+  /// Starts copying `num_steps` steps into a slot that every lane is done with.
+  __device__ __forceinline__ void fill(int slot, const uint8_t* from, int num_steps) {
+    // Blocks for other rows read them too.
+    constexpr bool kIsReadOnce = false;
+    fill_slot<kSlotBytes, kIsReadOnce>(slots_ + slot * kSlotBytes, barrier(slot), from,
+                                       num_steps * step_bytes(kForm), lane_);
   }
 
   /// Waits for the current slot to arrive; returns its shared address.
