@@ -99,7 +99,8 @@ namespace {
 // of trees of 15 bring nearly what chains of so many do.
 constexpr double kFirstShare = 0.9;
 
-/// By draft, the probability that it and all before it are accepted; never rising.
+}  // namespace
+
 std::vector<double> survivals_of(const DraftOffer& offer) {
   std::vector<double> survivals;
   if (!offer.scores.empty()) {
@@ -134,8 +135,6 @@ std::vector<double> survivals_of(const DraftOffer& offer) {
   for (int i = 0; i < offer.num_drafts; ++i, survival *= low) survivals.push_back(survival);
   return survivals;
 }
-
-}  // namespace
 
 double worth_of(const DraftOffer& offer, double price) {
   double worth = 0.0;

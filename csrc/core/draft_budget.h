@@ -40,7 +40,8 @@ class AcceptanceEstimate {
 /// What is known of one source of drafts for one sequence.
 struct SourceEstimate {
   AcceptanceEstimate acceptance;    // of its drafts
-  AcceptanceEstimate availability;  // how often it has any
+  AcceptanceEstimate availability;  // how often it has any; of copies those that begin rightly,
+                                    // after whose first token their acceptance counts
 };
 
 /// Acceptance of copies by class (core/copied_drafts.h).
@@ -126,6 +127,9 @@ struct DraftOffer {
   std::span<const float> scores = {};  // logarithms of the survivals, if they are known
   bool follows = false;  // the offer before it, a chain of the same sequence: as likely as it lasts
 };
+
+/// By draft, the probability that it and all before it are accepted; never rising.
+std::vector<double> survivals_of(const DraftOffer& offer);
 
 /// Tokens that an offer is expected to bring, each less the `price` of its row in tokens.
 double worth_of(const DraftOffer& offer, double price);

@@ -302,6 +302,8 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
     table_.owner(slot) = sequences_.prefixes()
                              .root({reinterpret_cast<const uint8_t*>(owner.data()), owner.size()})
                              .low;
+    table_.estimate(slot, kCopiedDrafts).availability =
+        AcceptanceEstimate(copy_availability_.ratio());
     table_.copy_estimate(slot) = CopyEstimate::like(copy_acceptance_);
     // Rows that score prompt tokens must run, cached or not.
     if (config_.enable_prefix_caching && table_.params(slot).num_prompt_logprobs < 0) {
@@ -448,9 +450,14 @@ void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
   observe(kGrammarDrafts, grammar.num_judged, grammar.num_right);
   if (config_.max_copied_drafts > 0) {
     const auto& [copy_class, num_judged, num_right] = result.copied;
-    table_.estimate(result.slot, kCopiedDrafts).availability.observe(1, copy_class >= 0 ? 1 : 0);
+    // One that is wrong from the first token on is as good as none. What follows a right one is
+    // likely to be right for long, so the two are not one ratio.
+    for (AcceptanceEstimate* availability :
+         {&table_.estimate(result.slot, kCopiedDrafts).availability, &copy_availability_}) {
+      availability->observe(1, num_right > 0 ? 1 : 0);
+    }
+    if (num_right > 0) observe(kCopiedDrafts, num_judged - 1, num_right - 1);
     if (copy_class >= 0) {
-      observe(kCopiedDrafts, num_judged, num_right);
       table_.copy_estimate(result.slot).observe(copy_class, num_judged, num_right);
       copy_acceptance_.observe(copy_class, num_judged, num_right);
     }

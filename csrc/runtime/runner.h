@@ -186,6 +186,7 @@ class Runner {
   std::unique_ptr<StepBackend> backend_;
   BySource<AcceptanceEstimate> acceptance_;  // over all sequences: where a new one starts
   CopyEstimate copy_acceptance_;             // the same by class
+  AcceptanceEstimate copy_availability_;     // and how often there is one that begins rightly
 };
 
 }  // namespace openspec

@@ -132,14 +132,12 @@ int launch_products(ExpertsJob job, void* stream) {
       per_device([] { return prepare_shared(kKernel, device_limits().shared_per_block); });
   if (error != cudaSuccess) return error;
   job.chain_steps = longest_chain(job.weights.first);
-  job.num_scales = job.weights.first.num_scales();
-  constexpr int kSlotBytes = WeightRing<kForm>::kSlotBytes;
+  if (unit_lanes<kForm>(job.chain_steps) > 32) return cudaErrorInvalidValue;
+  constexpr int kSlotBytes = ExpertRing<kForm>::kSlotBytes;
   const auto bytes = [&] {
-    return ExpertsShared(kSlotBytes, SlotScales<kForm>::kSlotBytes, ExpertSums<kTiles>::kBytes,
-                         kTiles, job)
-        .total;
+    return ExpertsShared(kSlotBytes, ExpertSums<kTiles>::kBytes, kTiles, job).total;
   };
-  job.num_slots = is_e4m3(kForm) ? 8 : 4;  // longer rings hold up the activations
+  job.num_slots = 4;  // longer rings hold up the activations
   job.num_buffers = kIsGateUp && job.num_rows <= kFewRows ? 1 : 2;
   if (bytes() > shared_limit()) job.num_buffers = 1;
   while (bytes() > shared_limit() && job.num_slots > kMinSlots) --job.num_slots;
@@ -170,11 +168,9 @@ bool fits(const PackedLinear& weight, int num_tiles) {
   job.num_buffers = 1;
   job.chain_steps = longest_chain(weight);
   return with_form(weight, [&](auto form) {
-    constexpr WeightForm kForm = decltype(form)::value;
+    constexpr int kSlotBytes = ExpertRing<decltype(form)::value>::kSlotBytes;
     const int sum_bytes = num_tiles * ExpertSums<1>::kBytes;
-    return ExpertsShared(WeightRing<kForm>::kSlotBytes, SlotScales<kForm>::kSlotBytes, sum_bytes,
-                         num_tiles, job)
-               .total <= shared_limit();
+    return ExpertsShared(kSlotBytes, sum_bytes, num_tiles, job).total <= shared_limit();
   });
 }
 

@@ -12,6 +12,7 @@
 
 #include "kernels/common/launch.cuh"
 #include "kernels/experts/chain_rows.cuh"
+#include "kernels/experts/expert_scales.cuh"
 #include "kernels/experts/segments.cuh"
 #include "kernels/linear/linear_stack.h"
 #include "kernels/linear/stream.cuh"
@@ -27,59 +28,21 @@ struct ExpertsJob {
   const int32_t* expert;  // [num_rows, top_k]
   SortedPairs pairs;      // of more than kFewRows rows
   int num_rows, top_k;
-  int num_slots = 0;    // of a warp's WeightRing
+  int num_slots = 0;    // of a warp's ExpertRing
   int num_buffers = 0;  // of a warp's activations: with two, the next segment's come in time
   int chain_steps = 0;  // of the longest chain
-  int num_scales = 0;   // of an expert
 };
 
-/// Scales of blocks for the slots of a warp's ring, which come with the slots' weights. Loaded when
-/// a segment ends, they would be waited for longer than multiplying a unit takes.
 template <WeightForm kForm>
-class SlotScales {
- public:
-  /// Of the blocks of a slot's first and last step, which are all that it has steps of: a scale for
-  /// each half of a unit's outputs, copied by a lane.
-  static constexpr int kCopiers = has_blocks(kForm) ? 4 : 0;
-  static constexpr int kSlotBytes = kCopiers * sizeof(float);
-  static_assert(kSlotSteps <= kBlockSteps);
-  using Ring = WeightRing<kForm, kCopiers>;
-
-  /// `shared`: of the warp, kSlotBytes for each slot.
-  __device__ __forceinline__ SlotScales(uint32_t shared, int lane) : shared_(shared), lane_(lane) {}
-
-  /// Starts to copy those of steps [step, step + num_steps), before the slot's weights.
-  __device__ __forceinline__ void fill(const Ring& ring, int slot, const BlockScales& scales,
-                                       int step, int num_steps) const {
-    if (lane_ >= kCopiers) return;
-    const unsigned block = scales.block(lane_ < 2 ? step : step + num_steps - 1);
-    asm volatile(
-        "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_ + slot * kSlotBytes + lane_ * 4),
-        "l"(scales.first + lane_ % 2 * scales.num_blocks + block)
-        : "memory");
-    ring.add_copies(slot);
-  }
-  /// Of a step in a slot that has come.
-  __device__ __forceinline__ void get(int slot, bool is_of_last_block, float (&scales)[2]) const {
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(scales[0]), "=f"(scales[1])
-                 : "r"(shared_ + slot * kSlotBytes + is_of_last_block * 8)
-                 : "memory");
-  }
-
- private:
-  uint32_t shared_;
-  int lane_;
-};
+using ExpertRing = WeightRing<kForm, kExpertSlotSteps<kForm>>;
 
 /// Places of a block's shared memory, in bytes.
 struct ExpertsShared {
-  int scales, sums, barriers, table, activations, total;
+  int sums, barriers, table, activations, total;
 
-  __host__ __device__ constexpr ExpertsShared(int slot_bytes, int scale_bytes, int sum_bytes,
-                                              int num_tiles, const ExpertsJob& job)
-      : scales(ring_bytes(slot_bytes, job.num_slots)),
-        sums(scales + ring_bytes(scale_bytes, job.num_slots)),
+  __host__ __device__ constexpr ExpertsShared(int slot_bytes, int sum_bytes, int num_tiles,
+                                              const ExpertsJob& job)
+      : sums(ring_bytes(slot_bytes, job.num_slots)),
         barriers(sums + sum_bytes),
         table(barriers + barrier_bytes(job.num_slots)),
         activations(table + static_cast<int>((sizeof(FewRowsTable) + 15) / 16 * 16)),
@@ -136,35 +99,22 @@ class ExpertActivations {
 template <WeightForm kForm>
 class ExpertFeed {
  public:
-  using Ring = typename SlotScales<kForm>::Ring;
-
-  __device__ __forceinline__ ExpertFeed(const ExpertsJob& job, const Segments& segments,
-                                        const Chain& chain, const SlotScales<kForm>& slot_scales)
-      : job_(job),
-        weights_(job.weights),
-        segments_(segments),
-        chain_(chain),
-        slot_scales_(slot_scales),
-        scales_(weights_.first, 0),
-        next_(segments.begin()) {
+  __device__ __forceinline__ ExpertFeed(const LinearStack& weights, const Segments& segments,
+                                        const Chain& chain)
+      : weights_(weights), segments_(segments), chain_(chain), next_(segments.begin()) {
     begin_item();
   }
 
   /// Starts to fill a slot with the next part of a chain, if there is one.
-  __device__ __forceinline__ void fill(Ring& ring, int slot) {
+  __device__ __forceinline__ void fill(ExpertRing<kForm>& ring, int slot) {
     if (steps_left_ == 0) return;
-    const int num_steps = min(steps_left_, kSlotSteps);
-    if constexpr (has_blocks(kForm)) {
-      const int step = chain_.first_step + chain_.num_steps - steps_left_;
-      slot_scales_.fill(ring, slot, scales_, step, num_steps);
-    }
+    const int num_steps = min(steps_left_, kExpertSlotSteps<kForm>);
     ring.fill(slot, at_, num_steps);
     at_ += num_steps * step_bytes(kForm);
     steps_left_ -= num_steps;
     if (steps_left_ > 0) return;
     if (--units_left_ > 0) {
       at_ += (weights_.first.num_inputs / kLinearStep - chain_.num_steps) * step_bytes(kForm);
-      if constexpr (has_blocks(kForm)) scales_.first += 2 * scales_.num_blocks;
       steps_left_ = chain_.num_steps;
     } else {
       begin_item();
@@ -181,55 +131,76 @@ class ExpertFeed {
         chain_.first_step;
     at_ = static_cast<const uint8_t*>(weights_.first.data) + item.expert * weights_.bytes +
           step * step_bytes(kForm);
-    if constexpr (has_blocks(kForm)) {
-      scales_ = BlockScales(weights_.first, item.first_unit);
-      scales_.first += int64_t{item.expert} * job_.num_scales;
-    }
     units_left_ = item.num_units();
     steps_left_ = chain_.num_steps;
   }
 
-  const ExpertsJob& job_;
   const LinearStack& weights_;
   const Segments& segments_;
   const Chain& chain_;
-  const SlotScales<kForm>& slot_scales_;
-  [[maybe_unused]] BlockScales scales_;  // of the unit that is under way
   int next_, units_left_ = 0, steps_left_ = 0;
   const uint8_t* at_ = nullptr;
 };
 
+/// Multiplies the steps of a slot up to step `last`, of which several's operands are under way
+/// together. kIsWhole: those are all, of one block. `begin`: steps of the chain before them.
+template <bool kIsWhole, WeightForm kForm, int kTiles>
+__device__ __forceinline__ void multiply_slot(ChainSums<kForm, kTiles>& sums,
+                                              ExpertScales<kForm>& scales, uint32_t slot, int begin,
+                                              int last, const ChainRows<kTiles>& rows, int lane) {
+  constexpr int kSteps = kExpertSlotSteps<kForm>, kAtOnce = kIsWhole ? 4 : 2;
+  [[maybe_unused]] const unsigned ends = scales.ends(last);
+  [[maybe_unused]] float of_segments[2][2];  // a slot has steps of two blocks at most
+  if constexpr (has_blocks(kForm)) {
+    scales.get(0, of_segments[0]);
+    if (!kIsWhole) scales.get(1, of_segments[1]);
+  }
+#pragma unroll
+  for (int first = 0; first < kSteps; first += kAtOnce) {
+    uint32_t weights[kAtOnce][4], x[kAtOnce][kTiles][2];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int step = kIsWhole ? first + i : min(first + i, last);
+      load_weights<kForm>(weights[i], slot, first + i, lane);
+      rows.load(begin + step, x[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int step = first + i;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        multiply_add(sums.products[tile], weights[i], x[i][tile][0], x[i][tile][1]);
+      }
+      if constexpr (has_blocks(kForm)) {
+        if (kIsWhole ? step + 1 == kSteps : (ends >> step & 1) != 0) {
+          sums.end_segment(of_segments[0]);
+          scales.end_segment();
+          if (step == last) return;
+          of_segments[0][0] = of_segments[1][0];
+          of_segments[0][1] = of_segments[1][1];
+        }
+      } else if (!kIsWhole && step == last) {
+        return;
+      }
+    }
+  }
+}
+
 /// Multiplies a chain of a unit; its weights come by `ring`, which `feed` keeps full.
 template <WeightForm kForm, int kTiles>
-__device__ __forceinline__ void multiply_chain(ChainSums<kForm, kTiles>& sums,
-                                               const PackedLinear& weight, const Chain& chain,
-                                               typename SlotScales<kForm>::Ring& ring,
+__device__ __forceinline__ void multiply_chain(ChainSums<kForm, kTiles>& sums, const Chain& chain,
+                                               ExpertScales<kForm>& scales, ExpertRing<kForm>& ring,
                                                ExpertFeed<kForm>& feed,
-                                               const SlotScales<kForm>& slot_scales,
                                                const ChainRows<kTiles>& rows, int lane) {
+  constexpr int kSteps = kExpertSlotSteps<kForm>;
 #pragma unroll 1
-  for (int begin = 0; begin < chain.num_steps; begin += kSlotSteps) {
-    const uint32_t from = ring.wait();
-#pragma unroll
-    for (int i = 0; i < kSlotSteps; ++i) {
-      if (begin + i < chain.num_steps) {
-        uint32_t weights[4], x[kTiles][2];
-        load_weights<kForm>(weights, from, i, lane);
-        rows.load(begin + i, x);
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          multiply_add(sums.products[tile], weights, x[tile][0], x[tile][1]);
-        }
-        if constexpr (has_blocks(kForm)) {
-          const BlockScales blocks(weight, 0);
-          const int step = chain.first_step + begin + i;
-          if (blocks.segment_end(step, chain.first_step + chain.num_steps) == step + 1) {
-            float of_segment[2];
-            slot_scales.get(ring.slot(), blocks.block(step) != blocks.block(step - i), of_segment);
-            sums.end_segment(of_segment);
-          }
-        }
-      }
+  for (int begin = 0; begin < chain.num_steps; begin += kSteps) {
+    const uint32_t slot = ring.wait();
+    const int last = chain.num_steps - 1 - begin;
+    if (last >= kSteps - 1 && scales.end_with_slots()) {
+      multiply_slot<true>(sums, scales, slot, begin, last, rows, lane);
+    } else {
+      multiply_slot<false>(sums, scales, slot, begin, last, rows, lane);
     }
     __syncwarp();  // every lane is done with the slot
     feed.fill(ring, ring.slot());
@@ -266,12 +237,11 @@ __device__ __forceinline__ void find_pairs(int (&pairs)[kWritePasses<kTiles>],
   }
 }
 
-/// Adds up the chains' sums of a unit and writes its outputs; `scale`: of the thread's, if outputs
-/// have scales.
+/// Adds up the chains' sums of a unit and writes its outputs.
 template <WeightForm kForm, int kTiles, bool kIsGateUp>
-__device__ __forceinline__ void write_unit(const ExpertsJob& job, const PackedLinear& weight,
+__device__ __forceinline__ void write_unit(const ExpertsJob& job, const ExpertScales<kForm>& scales,
                                            const ExpertItem& item, int unit,
-                                           const int (&pairs)[kWritePasses<kTiles>], float scale,
+                                           const int (&pairs)[kWritePasses<kTiles>],
                                            const float* sums) {
   using Sums = ExpertSums<kTiles>;
   constexpr int kPasses = kWritePasses<kTiles>;
@@ -286,15 +256,15 @@ __device__ __forceinline__ void write_unit(const ExpertsJob& job, const PackedLi
     float sum = from[0];
 #pragma unroll
     for (int c = 1; c < kLinearChains; ++c) sum += from[c * Sums::kChainFloats];
-    if constexpr (has_output_scales(kForm)) sum = __fmul_rn(sum, scale);
+    sum = scales.of_output(sum, output);
     if constexpr (kIsGateUp) {
       const float up = __shfl_down_sync(kAllLanes, sum, kLinearGateRows);
       if (pair >= 0 && output < kLinearGateRows) {
-        const int64_t width = weight.num_outputs / 2;
+        const int64_t width = job.weights.first.num_outputs / 2;
         job.out[place * width + unit * kLinearGateRows + output] = swiglu(sum, up);
       }
     } else if (pair >= 0) {
-      const int64_t width = weight.num_outputs;
+      const int64_t width = job.weights.first.num_outputs;
       job.out[pair * width + unit * kLinearUnit + output] = __float2bfloat16_rn(sum);
     }
   }
@@ -309,18 +279,16 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
   using Sums = ExpertSums<kTiles>;
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // in a uniform register
   const int lane = threadIdx.x % 32;
-  constexpr int kSlotBytes = WeightRing<kForm>::kSlotBytes;
-  const ExpertsShared at(kSlotBytes, SlotScales<kForm>::kSlotBytes, Sums::kBytes, kTiles, job);
+  constexpr int kSlotBytes = ExpertRing<kForm>::kSlotBytes;
+  const ExpertsShared at(kSlotBytes, Sums::kBytes, kTiles, job);
   extern __shared__ __align__(128) uint8_t shared[];
   float* const sums = reinterpret_cast<float*>(shared + at.sums);
   float* const own_sums = sums + warp * Sums::kChainFloats;
   auto& few = *reinterpret_cast<FewRowsTable*>(shared + at.table);
   const uint32_t base = shared_address(shared);
-  typename SlotScales<kForm>::Ring ring(
-      base + warp * job.num_slots * kSlotBytes,
-      base + at.barriers + warp * job.num_slots * kSlotBarrierBytes, job.num_slots, lane);
-  const SlotScales<kForm> slot_scales(
-      base + at.scales + warp * job.num_slots * SlotScales<kForm>::kSlotBytes, lane);
+  ExpertRing<kForm> ring(base + warp * job.num_slots * kSlotBytes,
+                         base + at.barriers + warp * job.num_slots * kSlotBarrierBytes,
+                         job.num_slots, lane);
   const PackedLinear& shape = job.weights.first;
   const Chain chain = find_chain(shape, 0, warp);
   ExpertActivations<kTiles, kIsGateUp> activations(
@@ -340,7 +308,15 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
   __syncthreads();
   const Segments segments(job.pairs, few, job.num_rows, Sums::kRows,
                           shape.num_outputs / kLinearUnit);
-  ExpertFeed<kForm> feed(job, segments, chain, slot_scales);
+  int at_unit = segments.begin();
+  const bool has_items = at_unit < segments.end();
+  ExpertItem item = {};
+  ExpertScales<kForm> scales(shape, chain, job.chain_steps, lane);
+  if (has_items) {
+    item = segments.item(at_unit);
+    scales.begin(item);
+  }
+  ExpertFeed<kForm> feed(job.weights, segments, chain);
 #pragma unroll 1
   for (int slot = 0; slot < job.num_slots; ++slot) feed.fill(ring, slot);
   if constexpr (!kIsGateUp) wait_for_previous_kernel();
@@ -350,9 +326,7 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
     }
   }
 
-  int at_unit = segments.begin();
-  if (at_unit >= segments.end()) return;
-  ExpertItem item = segments.item(at_unit);
+  if (!has_items) return;
   if (!kIsGateUp || !has_few_rows) activations.fetch(0, segments, item);
   int sum_buffer = 0, buffer = 0;
   for (;;) {
@@ -365,23 +339,18 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
     if (has_next) next = segments.item(at_unit);
     const bool changes = has_next && !activations.are_same(item, next);
     if (changes && job.num_buffers > 1) activations.fetch(buffer ^ 1, segments, next);
-    PackedLinear weight = shape;
-    if constexpr (is_e4m3(kForm)) weight.scales += int64_t{item.expert} * job.num_scales;
 #pragma unroll 1
     for (int unit = item.first_unit; unit < item.last_unit; ++unit) {
-      float scale = 1.0f;  // there when the unit is multiplied
-      if constexpr (has_output_scales(kForm)) {
-        scale = __ldg(weight.scales + unit * kLinearUnit + threadIdx.x % kLinearUnit);
-      }
+      scales.begin_unit(item, unit, next);
       with_tiles<kTiles>(item.num_rows, [&](auto tiles) {
         constexpr int kCount = decltype(tiles)::value;
         ChainSums<kForm, kCount> chain_sums;
-        multiply_chain(chain_sums, weight, chain, ring, feed, slot_scales,
+        multiply_chain(chain_sums, chain, scales, ring, feed,
                        activations.template rows<kCount>(buffer), lane);
         store_sums<Sums>(own_sums + sum_buffer * Sums::kBufferFloats, chain_sums.whole(), lane);
       });
       __syncthreads();
-      write_unit<kForm, kTiles, kIsGateUp>(job, weight, item, unit, pairs, scale,
+      write_unit<kForm, kTiles, kIsGateUp>(job, scales, item, unit, pairs,
                                            sums + sum_buffer * Sums::kBufferFloats);
       sum_buffer ^= 1;
     }

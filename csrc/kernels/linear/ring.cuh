@@ -32,11 +32,9 @@ __device__ __forceinline__ float load_shared(uint32_t address) {
 // each lane's own copies.
 inline constexpr int kSlotBarrierBytes = 8;
 
-/// `more_copiers`: lanes that copy to the slot themselves, besides the weights.
-__device__ __forceinline__ void init_slot_barrier(uint32_t barrier,
-                                                  [[maybe_unused]] int more_copiers = 0) {
+__device__ __forceinline__ void init_slot_barrier(uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
-  const int kArrivals = 1 + more_copiers;
+  constexpr int kArrivals = 1;
 #else
   constexpr int kArrivals = 32;
 #endif
@@ -153,30 +151,20 @@ __device__ __forceinline__ void load_weights(uint32_t (&weights)[4], uint32_t sl
 
 inline constexpr int kSlotSteps = 4;  // of a WeightRing
 
-/// Slots of up to kSlotSteps steps, in turn. All lanes of the warp call every function together.
-/// kMoreCopiers: lanes that call add_copies before each fill.
-template <WeightForm kForm, int kMoreCopiers = 0>
+/// Slots of up to kSteps steps, in turn. All lanes of the warp call every function together.
+template <WeightForm kForm, int kSteps = kSlotSteps>
 class WeightRing {
  public:
-  static constexpr int kSlotBytes = kSlotSteps * step_bytes(kForm);
+  static constexpr int kSlotBytes = kSteps * step_bytes(kForm);
 
   __device__ WeightRing(uint32_t slots, uint32_t barriers, int num_slots, int lane)
       : slots_(slots), barriers_(barriers), num_slots_(num_slots), lane_(lane) {
     if (lane == 0) {
 #pragma unroll 1
-      for (int slot = 0; slot < num_slots; ++slot) {
-        init_slot_barrier(barrier(slot), kMoreCopiers);
-      }
+      for (int slot = 0; slot < num_slots; ++slot) init_slot_barrier(barrier(slot));
       publish_slot_barriers();
     }
     __syncwarp();
-  }
-
-  /// What the lane has begun to copy (cp.async) belongs to the slot that is filled next.
-  __device__ __forceinline__ void add_copies([[maybe_unused]] int slot) const {
-#if __CUDA_ARCH__ >= 900  // elsewhere each lane's copies do
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier(slot)) : "memory");
-#endif
   }
 
   /// Starts copying `num_steps` steps into a slot that every lane is done with.

@@ -108,8 +108,6 @@ struct BlockScales {
         num_blocks(weight.num_scale_blocks()),
         phase(scale_phase(weight)) {}
 
-  /// Of the block that has a step.
-  __device__ __forceinline__ unsigned block(int step) const { return (phase + step) / kBlockSteps; }
   /// The step after `step` that begins another segment of a chain which ends before step `end`.
   __device__ __forceinline__ int segment_end(int step, int end) const {
     return min(end,
@@ -117,7 +115,7 @@ struct BlockScales {
   }
   /// Of the segment with `step`: of outputs lane / 4 and 8 further.
   __device__ __forceinline__ void get(int step, float (&scales)[2]) const {
-    const float* at = first + block(step);
+    const float* at = first + (phase + step) / kBlockSteps;
     scales[0] = __ldg(at);
     scales[1] = __ldg(at + num_blocks);
   }
