@@ -258,9 +258,8 @@ void Runner::exchange_drafter() {
   enter("exchange");
   backend_->exchange_drafter();
   backend_->planner().forget_drafter();
-  acceptance_[kDrafterDrafts] = AcceptanceEstimate();
-  for (const int slot : table_.slots_in_use())
-    table_.estimate(slot, kDrafterDrafts) = SourceEstimate();
+  acceptance_[kDrafterDrafts] = AcceptanceEstimate::of_all();
+  for (const int slot : table_.slots_in_use()) forget_drafts(slot, kDrafterDrafts);
 }
 
 void Runner::finish_loading() {
@@ -296,7 +295,7 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
   try {
     enter("add");
     for (const DraftSourceId source : {kGrammarDrafts, kCopiedDrafts, kDrafterDrafts}) {
-      table_.estimate(slot, source).acceptance = AcceptanceEstimate(acceptance_[source].ratio());
+      forget_drafts(slot, source);
     }
     const std::string& owner = table_.params(slot).owner;
     table_.owner(slot) = sequences_.prefixes()
@@ -440,6 +439,11 @@ void Runner::commit(StepLease& lease) {
   lease.close();
 }
 
+void Runner::forget_drafts(int slot, DraftSourceId source) {
+  table_.estimate(slot, source) = {AcceptanceEstimate::among(acceptance_[source]),
+                                   AcceptanceEstimate()};
+}
+
 void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
   const auto observe = [&](DraftSourceId source, int num_judged, int num_right) {
     table_.estimate(result.slot, source).acceptance.observe(num_judged, num_right);
@@ -469,8 +473,8 @@ void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
   if (!has_proposed) {
     // It was left out, which is not the same as having nothing to offer. Nor is what others showed
     // true for ever: with one sequence at a time it is what this one showed.
-    estimate.acceptance.rest(acceptance_[kDrafterDrafts].ratio());
-    acceptance_[kDrafterDrafts].rest(AcceptanceEstimate::kPrior);
+    estimate.acceptance.rest();
+    acceptance_[kDrafterDrafts].rest();
     return;
   }
   estimate.availability.observe(1, drafter.num_offered > 0 ? 1 : 0);
