@@ -68,6 +68,7 @@ class ExpertTileCursor {
   __device__ __forceinline__ int num_boxes() const { return (num_rows + kBoxRows - 1) / kBoxRows; }
 
   int expert, first_place, num_rows, first_unit;
+  bool is_read_once;  // its weights
 
  private:
   static constexpr int kPairUnits = kExpertCluster * kExpertUnits;
@@ -90,6 +91,7 @@ class ExpertTileCursor {
     const int num_segments = (all_rows + kTileRows - 1) / kTileRows;
     const int width = (all_rows + num_segments - 1) / num_segments;
     const int local = id_ - range.first_segment * num_pairs_;
+    is_read_once = num_segments == 1;
     expert = range.expert;
     first_place = range.first_pair + local % num_segments * width;
     num_rows = min(width, range.last_pair - first_place);
@@ -137,8 +139,10 @@ __device__ __forceinline__ void copy_expert_weights(const CUtensorMap& weights,
                                                     const ExpertTilesJob& job, const Ring& ring,
                                                     int rank) {
   constexpr int kBytes = kExpertUnits * unit_bytes(kForm);
-  const uint64_t policy = wgmma::cache_policy(false);
+  // Weights that nobody reads again leave the cache to the activations.
+  const uint64_t policies[] = {wgmma::cache_policy(false), wgmma::cache_policy(true)};
   fill_expert_ring(job, ring, rank, [&](const ExpertTileCursor& tile, int step, int stage) {
+    const uint64_t policy = tile.is_read_once ? policies[1] : policies[0];
     const uint32_t barrier = ring.full + stage * 8;
     wgmma::expect_bytes(barrier, kBytes);
     const int word = is_e4m3(kForm) ? step * (step_bytes(kForm) / 4) : 0;
