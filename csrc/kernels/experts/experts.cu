@@ -257,7 +257,7 @@ class ExpertsLaunch {
   }
 
   int multiply_in_tiles() {
-    int error = sort(kTileRows);
+    int error = sort(tile_rows(form_of(params_.down.first)));
     if (error != cudaSuccess) return error;
     error = launch(gather_kernel, dim3(ceil_div(num_pairs_, kGatherWarps)), dim3(32 * kGatherWarps),
                    0, stream_, static_cast<const __nv_bfloat16*>(params_.x), pairs_, hidden_,
