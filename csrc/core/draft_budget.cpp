@@ -10,14 +10,32 @@ namespace openspec {
 AcceptanceEstimate::AcceptanceEstimate(double prior)
     : accepted_(prior * kPriorTrials), tried_(kPriorTrials) {}
 
-void AcceptanceEstimate::observe(int num_drafted, int num_accepted) {
-  if (num_drafted <= 0) return;
-  accepted_ = kDecay * accepted_ + num_accepted;
-  tried_ = kDecay * tried_ + std::min(num_accepted + 1, num_drafted);
+AcceptanceEstimate AcceptanceEstimate::of_all() {
+  AcceptanceEstimate all;
+  all.decay_ = kDecayOfAll;
+  return all;
 }
 
-void AcceptanceEstimate::rest(double prior) {
-  accepted_ += kRest * std::max(0.0, prior * tried_ - accepted_);
+AcceptanceEstimate AcceptanceEstimate::among(const AcceptanceEstimate& all) {
+  AcceptanceEstimate own;
+  own.accepted_ = own.tried_ = 0.0;
+  own.all_ = &all;
+  return own;
+}
+
+void AcceptanceEstimate::observe(int num_drafted, int num_accepted) {
+  if (num_drafted <= 0) return;
+  accepted_ = decay_ * accepted_ + num_accepted;
+  tried_ = decay_ * tried_ + std::min(num_accepted + 1, num_drafted);
+}
+
+void AcceptanceEstimate::rest() {
+  accepted_ += kRest * (1.0 - decay_) * std::max(0.0, others() * tried_ - accepted_);
+}
+
+double AcceptanceEstimate::ratio() const {
+  const double common = all_ == nullptr ? 0.0 : kCommonTrials;
+  return (accepted_ + common * others()) / (tried_ + common);
 }
 
 CopyEstimate::CopyEstimate()
@@ -99,7 +117,8 @@ namespace {
 // of trees of 15 bring nearly what chains of so many do.
 constexpr double kFirstShare = 0.9;
 
-/// By draft, the probability that it and all before it are accepted; never rising.
+}  // namespace
+
 std::vector<double> survivals_of(const DraftOffer& offer) {
   std::vector<double> survivals;
   if (!offer.scores.empty()) {
@@ -134,8 +153,6 @@ std::vector<double> survivals_of(const DraftOffer& offer) {
   for (int i = 0; i < offer.num_drafts; ++i, survival *= low) survivals.push_back(survival);
   return survivals;
 }
-
-}  // namespace
 
 double worth_of(const DraftOffer& offer, double price) {
   double worth = 0.0;

@@ -9,38 +9,49 @@
 
 namespace openspec {
 
-/// How likely a sequence's drafts are, as a ratio: accepted over tried, where a draft counts as
-/// tried if everything before it was accepted. A ratio does not drift with the number of drafts.
+/// How likely drafts are, as a ratio: accepted over tried, where a draft counts as tried if
+/// everything before it was accepted. A ratio does not drift with the number of drafts.
 class AcceptanceEstimate {
  public:
-  /// Starts from what is known of other sequences, as if `kPriorTrials` drafts had been tried.
+  /// Starts from what is known already, as if `kPriorTrials` drafts had been tried.
   explicit AcceptanceEstimate(double prior = kPrior);
+  /// Of all sequences together: about the last fifty observations count.
+  static AcceptanceEstimate of_all();
+  /// A sequence's own. What `all`, which outlives it, show at the time counts beside it as
+  /// `kCommonTrials` trials, or a few unlucky steps would say too much.
+  static AcceptanceEstimate among(const AcceptanceEstimate& all);
 
   /// `num_accepted` of `num_drafted` in a chain were accepted.
   void observe(int num_drafted, int num_accepted);
-  /// A step without a drafter shows nothing: from below the ratio drifts towards `prior`, so that a
-  /// sequence whose drafts no longer pay is tried again. What speaks for its drafts is kept: with
-  /// many requests good ones may not pay either.
-  void rest(double prior);
+  /// A step without a drafter shows nothing: from below the ratio drifts towards the others', so
+  /// that a sequence whose drafts no longer pay is tried again. What speaks for its drafts is kept:
+  /// with many requests good ones may not pay either.
+  void rest();
   /// Conditional probability that the next draft is accepted given all before it were.
-  double ratio() const { return accepted_ / tried_; }
+  double ratio() const;
 
   static constexpr double kPrior = 0.5;
 
  private:
-  static constexpr double kPriorTrials = 2.0;
-  static constexpr double kDecay = 0.9;  // per observation: about the last ten steps count
-  // Per step without a drafter. Some tens of steps make up for a few failures at the start; where
-  // all drafts fail, trying them again and again costs 1 to 2 %.
-  static constexpr double kRest = 0.01;
+  static constexpr double kPriorTrials = 2.0, kCommonTrials = 4.0;
+  // Per observation: of a sequence about the last ten steps count.
+  static constexpr double kDecay = 0.9, kDecayOfAll = 0.98;
+  // Of an observation's weight, per step without a drafter. Some tens of steps make up for a few
+  // failures at the start; where all drafts fail, trying them again and again costs 1 to 2 %.
+  static constexpr double kRest = 0.1;
+  double others() const { return all_ == nullptr ? kPrior : all_->ratio(); }
+
   double accepted_;
   double tried_;
+  double decay_ = kDecay;
+  const AcceptanceEstimate* all_ = nullptr;
 };
 
 /// What is known of one source of drafts for one sequence.
 struct SourceEstimate {
   AcceptanceEstimate acceptance;    // of its drafts
-  AcceptanceEstimate availability;  // how often it has any
+  AcceptanceEstimate availability;  // how often it has any; of copies those that begin rightly,
+                                    // after whose first token their acceptance counts
 };
 
 /// Acceptance of copies by class (core/copied_drafts.h).
@@ -126,6 +137,9 @@ struct DraftOffer {
   std::span<const float> scores = {};  // logarithms of the survivals, if they are known
   bool follows = false;  // the offer before it, a chain of the same sequence: as likely as it lasts
 };
+
+/// By draft, the probability that it and all before it are accepted; never rising.
+std::vector<double> survivals_of(const DraftOffer& offer);
 
 /// Tokens that an offer is expected to bring, each less the `price` of its row in tokens.
 double worth_of(const DraftOffer& offer, double price);

@@ -258,9 +258,8 @@ void Runner::exchange_drafter() {
   enter("exchange");
   backend_->exchange_drafter();
   backend_->planner().forget_drafter();
-  acceptance_[kDrafterDrafts] = AcceptanceEstimate();
-  for (const int slot : table_.slots_in_use())
-    table_.estimate(slot, kDrafterDrafts) = SourceEstimate();
+  acceptance_[kDrafterDrafts] = AcceptanceEstimate::of_all();
+  for (const int slot : table_.slots_in_use()) forget_drafts(slot, kDrafterDrafts);
 }
 
 void Runner::finish_loading() {
@@ -296,12 +295,14 @@ int Runner::add_sequence(std::span<const int32_t> tokens, int prompt_len, Sequen
   try {
     enter("add");
     for (const DraftSourceId source : {kGrammarDrafts, kCopiedDrafts, kDrafterDrafts}) {
-      table_.estimate(slot, source).acceptance = AcceptanceEstimate(acceptance_[source].ratio());
+      forget_drafts(slot, source);
     }
     const std::string& owner = table_.params(slot).owner;
     table_.owner(slot) = sequences_.prefixes()
                              .root({reinterpret_cast<const uint8_t*>(owner.data()), owner.size()})
                              .low;
+    table_.estimate(slot, kCopiedDrafts).availability =
+        AcceptanceEstimate(copy_availability_.ratio());
     table_.copy_estimate(slot) = CopyEstimate::like(copy_acceptance_);
     // Rows that score prompt tokens must run, cached or not.
     if (config_.enable_prefix_caching && table_.params(slot).num_prompt_logprobs < 0) {
@@ -438,6 +439,11 @@ void Runner::commit(StepLease& lease) {
   lease.close();
 }
 
+void Runner::forget_drafts(int slot, DraftSourceId source) {
+  table_.estimate(slot, source) = {AcceptanceEstimate::among(acceptance_[source]),
+                                   AcceptanceEstimate()};
+}
+
 void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
   const auto observe = [&](DraftSourceId source, int num_judged, int num_right) {
     table_.estimate(result.slot, source).acceptance.observe(num_judged, num_right);
@@ -448,9 +454,14 @@ void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
   observe(kGrammarDrafts, grammar.num_judged, grammar.num_right);
   if (config_.max_copied_drafts > 0) {
     const auto& [copy_class, num_judged, num_right] = result.copied;
-    table_.estimate(result.slot, kCopiedDrafts).availability.observe(1, copy_class >= 0 ? 1 : 0);
+    // One that is wrong from the first token on is as good as none. What follows a right one is
+    // likely to be right for long, so the two are not one ratio.
+    for (AcceptanceEstimate* availability :
+         {&table_.estimate(result.slot, kCopiedDrafts).availability, &copy_availability_}) {
+      availability->observe(1, num_right > 0 ? 1 : 0);
+    }
+    if (num_right > 0) observe(kCopiedDrafts, num_judged - 1, num_right - 1);
     if (copy_class >= 0) {
-      observe(kCopiedDrafts, num_judged, num_right);
       table_.copy_estimate(result.slot).observe(copy_class, num_judged, num_right);
       copy_acceptance_.observe(copy_class, num_judged, num_right);
     }
@@ -462,8 +473,8 @@ void Runner::observe_acceptance(const SpanResult& result, bool has_proposed) {
   if (!has_proposed) {
     // It was left out, which is not the same as having nothing to offer. Nor is what others showed
     // true for ever: with one sequence at a time it is what this one showed.
-    estimate.acceptance.rest(acceptance_[kDrafterDrafts].ratio());
-    acceptance_[kDrafterDrafts].rest(AcceptanceEstimate::kPrior);
+    estimate.acceptance.rest();
+    acceptance_[kDrafterDrafts].rest();
     return;
   }
   estimate.availability.observe(1, drafter.num_offered > 0 ? 1 : 0);

@@ -159,6 +159,8 @@ class Runner {
   void abandon(StepLease& lease);
   /// What a result tells about the sources of its drafts.
   void observe_acceptance(const SpanResult& result, bool has_proposed);
+  /// A sequence's own estimate begins with what the others show.
+  void forget_drafts(int slot, DraftSourceId source);
 
   /// What a rank on a device of its own has there; else there is one of these, with all that is.
   struct Rank {
@@ -184,8 +186,11 @@ class Runner {
   RunnerStats stats_;
   Clock::time_point last_collected_;
   std::unique_ptr<StepBackend> backend_;
-  BySource<AcceptanceEstimate> acceptance_;  // over all sequences: where a new one starts
-  CopyEstimate copy_acceptance_;             // the same by class
+  // Over all sequences, which have theirs beside it.
+  BySource<AcceptanceEstimate> acceptance_ = {
+      AcceptanceEstimate::of_all(), AcceptanceEstimate::of_all(), AcceptanceEstimate::of_all()};
+  CopyEstimate copy_acceptance_;          // the same by class
+  AcceptanceEstimate copy_availability_;  // and how often there is one that begins rightly
 };
 
 }  // namespace openspec

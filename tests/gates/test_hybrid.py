@@ -252,6 +252,16 @@ def test_bits_of_a_row(dtype: str) -> None:
         assert torch.equal(rows_of(runner, chunks, gives_up=True), whole)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(1, 9))
+def test_bits_of_a_row_among_others(first: int) -> None:
+    """In steps of every number of rows, to 256."""
+    runner = bare_runner("bfloat16")
+    whole = rows_of(runner, repeat(len(CONTEXT)))
+    for num_rows in range(first, len(CONTEXT), 8):
+        assert torch.equal(rows_of(runner, repeat(num_rows)), whole)
+
+
 @pytest.mark.parametrize("num_rows", [33, 97])
 @pytest.mark.parametrize("num_drafts", [0, 7])
 def test_chunks_beside_others(num_drafts: int, num_rows: int) -> None:
@@ -373,6 +383,16 @@ def test_hits_around_a_snapshot(num_drafts: int) -> None:
     prompt = tokens_of(120)
     batch = going_on_from(prompt, 100, 112, 119, 100, 111)
     check_hits(drafted(num_drafts), batch, [0, 0, 112, 112, 96, 96])
+
+
+@pytest.mark.parametrize("num_drafts", [pytest.param(0, marks=pytest.mark.full), 4])
+def test_hits_in_an_answer(num_drafts: int) -> None:
+    """At the end of its last block: its last token was written and never read."""
+    job = Job(tokens_of(41), SamplingParams(temperature=0.0, max_tokens=56, ignore_eos=True))
+    alone = make_core(method="none", enable_prefix_caching=False)
+    [(answer, _)] = texts(run_alone(alone, [job]))
+    batch = [job, *(dataclasses.replace(job, prompt=(*job.prompt, *answer, n)) for n in (7, 8))]
+    check_hits(drafted(num_drafts), batch, [0, 96, 96])
 
 
 @pytest.mark.parametrize("num_drafts", [0, 4])

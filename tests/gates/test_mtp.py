@@ -16,6 +16,7 @@ from openspec.messages import SpeculativeOptions
 from tests.gates import harness, hybrid_target
 from tests.gates.grammars import KINDS, grammar_core
 from tests.gates.harness import Job, make_core, run, run_alone, texts
+from tests.gates.test_hybrid import check_hits, going_on_from, tokens_of
 from tests.gates.workload import jobs
 from tests.heads import fitted
 
@@ -153,6 +154,13 @@ def test_prefix_hits(page_size: int) -> None:
     before = core.stats()
     assert texts(run(core, longer)) == texts(run_alone(alone, longer))
     assert core.stats().prefix_cache_hits > before.prefix_cache_hits
+
+
+def test_hits_around_a_snapshot() -> None:
+    """Where they are without drafts, but for the last token: it runs again for what the layer
+    reads of it."""
+    batch = going_on_from(tokens_of(120), 112, 111)
+    check_hits(drafting(), batch, [0, 111, 0])
 
 
 def test_a_part_of_the_vocabulary_that_follows_the_texts() -> None:

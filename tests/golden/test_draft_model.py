@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from openspec.checkpoint.targets.config import ModelConfig
-from openspec.config import EMBEDDED_MODEL
+from openspec.config import EMBEDDED_MODEL, EngineConfig
 from openspec.messages import EngineRequest, SamplingParams, SpeculativeOptions
 from openspec.step_detail import StepDetail
 from tests.gates.harness import make_core
@@ -153,3 +153,27 @@ def test_masks_draft_as_in_pard(kind: str) -> None:
                 num_compared += 1
             known += step.token_ids
     assert num_compared >= 40
+
+
+@pytest.mark.full
+@torch.no_grad()
+def test_tokens_beyond_the_table_are_read_as_unknown() -> None:
+    folder = models.folder(models.SHORT)
+    config = EngineConfig(method="draft_model", draft_model=str(folder))
+    setup = config.draft_setup(ModelConfig.from_folder(EMBEDDED_MODEL))
+    assert setup.spec.read_draft_model is not None
+    unknown = setup.spec.read_draft_model(setup).head.unknown_token
+    drafter = loaded(folder)
+    num_compared = num_unknown = 0
+    known = list(prompts()[0])
+    for step in steps_here(list(known), folder):
+        if step.draft_token_ids:
+            read = [token if token < models.FEWER else unknown for token in known]
+            num_unknown += read != known
+            drafts = drafter.generate(
+                torch.tensor([read]), max_new_tokens=NUM_DRAFTS, do_sample=False, eos_token_id=None
+            )[0, len(read) :].tolist()
+            assert step.draft_token_ids == drafts[: len(step.draft_token_ids)]
+            num_compared += 1
+        known += step.token_ids
+    assert num_compared >= 15 and num_unknown >= 15

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from openspec.adapt.heads import parts
 from openspec.adapt.heads.dflash import DFLASH2, BlockHead, choose_anchors, choose_lengths
 from openspec.adapt.heads.eagle3 import STEPS, Eagle3Head
 from openspec.adapt.heads.parts import Lesson, ReadText
@@ -79,6 +80,35 @@ def test_several_kv_heads_and_the_loss() -> None:
     entropy = -(truth * head.logits(states[0])[0].log_softmax(-1)).sum(-1)
     assert int(counted.sum()) > 0
     torch.testing.assert_close(found, entropy[counted].mean(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "peagle", "dspark"])
+def test_how_many_rows_are_scored_at_once_is_no_matter(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss and what is learned of it, of three rows that differ."""
+    vocabulary = torch.arange(0, trainable.VOCABULARY, 2)
+    is_block = kind == "dspark"
+    made = trainable.block_plan(kind) if is_block else trainable.plan(vocabulary=vocabulary)
+    head = trainable.random_head(kind, made)
+    head.requires_grad_(True)
+    head.learn_for(3)
+    one = trainable.lesson(head.capture_layers)
+    lesson = Lesson(*(torch.cat((part, part, part)) for part in one))
+    scale = torch.tensor([1.0, 0.5, 2.0])[:, None, None]
+    lesson = lesson._replace(captured=lesson.captured * scale, last=lesson.last * scale.flip(0))
+    found = []
+    for most in (1, 2 * lesson.tokens.shape[1], 1 << 20):
+        monkeypatch.setattr(parts, "POSITIONS_AT_ONCE", most)
+        head.zero_grad()
+        loss = head.loss(lesson, ENDS, torch.Generator().manual_seed(1))
+        loss.backward()
+        gradient = torch.cat([p.grad.flatten() for p in head.parameters() if p.grad is not None])
+        found.append((loss.detach(), gradient))
+    for loss, gradient in found[1:]:
+        torch.testing.assert_close(loss, found[0][0], rtol=1e-5, atol=1e-5)
+        error = (gradient - found[0][1]).norm() / found[0][1].norm()
+        assert error < 1e-4 and found[0][1].norm() > 0
 
 
 def test_a_parallel_chain_of_training_is_one_of_drafting(tmp_path: Path) -> None:

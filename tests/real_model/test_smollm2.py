@@ -16,7 +16,11 @@ from safetensors.torch import load_file
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from openspec import LLM, SamplingParams
-from openspec.messages import SpeculativeOptions, StructuredOutputs
+from openspec.messages import (
+    SpeculativeOptions,
+    StructuredOutputs,
+    acceptance_per_position,
+)
 from openspec.text.outputs import RequestOutput
 from tests.gates.test_logits import (
     MAX_ERROR,
@@ -26,7 +30,7 @@ from tests.gates.test_logits import (
     rms_error,
     worst_error,
 )
-from tests.real_model.smollm2 import FOLDER, GGUF, smollm2
+from tests.real_model.smollm2 import FOLDER, GGUF, smollm2, write_first_layers
 
 pytestmark = pytest.mark.full
 
@@ -135,6 +139,31 @@ def test_drafts_change_no_text_on_seven_tasks(llm: LLM, data: Path) -> None:
     assert token_ids(alone) == token_ids(plain[:3])
     # Some of these answers repeat their prompt.
     assert after.num_accepted_tokens - before.num_accepted_tokens >= 32
+
+
+def test_its_own_first_layers_draft(llm: LLM, tmp_path: Path) -> None:
+    """24 of 30 layers, of which nobody trained the last to be one: some drafts are right."""
+    settings: dict[str, Any] = {"max_model_len": 1024, "num_threads": 2, "stats_interval_s": 0.0}
+    asked = (*PROBLEMS, CHATS[0][0])
+    with LLM(
+        str(smollm2()),
+        method="draft_model",
+        draft_model=str(write_first_layers(tmp_path / "first", 24)),
+        num_speculative_tokens=4,
+        adaptive_speculation=False,
+        copied_drafts=False,
+        dtype="float32",
+        max_num_seqs=4,
+        **settings,
+    ) as drafted:
+        for temperature in (0.0, 0.7):
+            params = SamplingParams(temperature=temperature, max_tokens=48, seed=5)
+            found = token_ids(ask(drafted, asked, params))
+            assert found == token_ids(ask(llm, asked, params, speculative=PLAIN))
+        stats = drafted.stats()
+    shares = acceptance_per_position(stats)
+    print(f"accepted by depth: {[round(share, 2) for share in shares]}")
+    assert 0.2 < shares[0] < 0.6
 
 
 def test_a_second_turn_sees_the_first_answer(llm: LLM) -> None:

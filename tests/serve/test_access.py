@@ -206,6 +206,22 @@ def test_admin_endpoints_need_the_admin_key(guarded: RunningServer) -> None:
     assert post("/abort_request", json=body, headers=user).status_code == 200
 
 
+def test_the_engine_is_told_whose_a_request_is(
+    guarded: RunningServer, server: RunningServer
+) -> None:
+    """Answers are copied for their owner alone, so each key is another one, and names no key."""
+    owners = []
+    for key in (KEY, "other", KEY):
+        headers = {"authorization": f"Bearer {key}"}
+        body = {"prompt": "a", "max_tokens": 1, "cache_salt": "shared"}
+        assert guarded.client.post("/v1/completions", json=body, headers=headers).is_success
+        owners.append(guarded.engine.requests[-1].owner)
+    assert owners[0] == owners[2] != owners[1]
+    assert "" not in owners and not {KEY, "other"} & set(owners)
+    server.complete(prompt="a", max_tokens=1)
+    assert server.engine.requests[-1].owner == ""
+
+
 def test_a_request_is_aborted_by_its_own_key(start_server) -> None:
     server = start_server({"step_s": 0.02}, api_key=[KEY, "other"])
     one, other = ({"authorization": f"Bearer {key}"} for key in (KEY, "other"))

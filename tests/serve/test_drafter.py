@@ -33,14 +33,21 @@ def get(server: RunningServer, path: str) -> dict[str, Any]:
     return answer
 
 
+def speculation(server: RunningServer) -> dict[str, Any]:
+    found: dict[str, Any] = server.complete(prompt="a")["metrics"]["speculative_decoding"]
+    return found
+
+
 def test_load_and_roll_back(start_server) -> None:
     server = start_server()
     first = get(server, "/v1/drafter")
     assert first["version"] == 1
     assert first["previous"] is None
     assert first["mean_acceptance_length"] == 1.0
+    assert speculation(server)["drafter_version"] == 1
     answer = post(server, "/v1/drafter/load", path="new", weight_version="mine")
     assert (answer["version"], answer["folder"], answer["weight_version"]) == (2, "new", "mine")
+    assert speculation(server)["drafter_version"] == 2
     assert answer["previous"]["version"] == 1
     assert answer["previous"]["mean_acceptance_length"] == 1.0
     assert [one["engine"] for one in answer["engines"]] == [0]

@@ -6,15 +6,16 @@ import re
 import threading
 import time
 from types import SimpleNamespace
+from typing import cast
 
 import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from openspec.engine.processes.output_stream import OutputStream
-from openspec.engine.processes.replica import STATS_MAX_AGE_S
+from openspec.engine.processes.replica import STATS_MAX_AGE_S, Replica
 from openspec.errors import RequestError
-from openspec.messages import EngineRequest
+from openspec.messages import EngineRequest, EngineStats
 from openspec.serve.generation.metrics import PAGE_MAX_AGE_S, Histogram, ServerMetrics
 from tests.serve.conftest import RunningServer
 from tests.serve.waiting import wait_until
@@ -207,6 +208,35 @@ def test_scraping_writes_the_page_seldom(
     assert metrics.render() == first
     clock[0] += 2 * PAGE_MAX_AGE_S
     assert b'server_load{model_name="m"} 1.0' in metrics.render()
+
+
+def test_sources_of_drafts(server: RunningServer) -> None:
+    metrics = ServerMetrics("m", server.engine.info)
+    stats = EngineStats(
+        num_draft_tokens=9,
+        num_accepted_tokens=6,
+        num_forced_tokens=2,
+        num_accepted_forced_tokens=1,
+        num_copied_tokens=4,
+        num_accepted_copied_tokens=3,
+    )
+    replica = SimpleNamespace(stats=stats, failures={}, is_alive=True, num_restarts=0, drafter=None)
+    metrics.update([cast(Replica, replica)])
+    shown = dict(
+        re.findall(
+            r"^openspec:spec_decode_num_(\w+)_tokens_total\{.*\} (\S+)$",
+            metrics.render().decode(),
+            re.M,
+        )
+    )
+    assert shown == {
+        "draft": "9.0",
+        "accepted": "6.0",
+        "forced": "2.0",
+        "accepted_forced": "1.0",
+        "copied": "4.0",
+        "accepted_copied": "3.0",
+    }
 
 
 def test_vllm_bench_finds_the_speculation_counters(server: RunningServer) -> None:

@@ -23,6 +23,7 @@ from openspec.adapt.scoring import (
     chain_hits,
     conditional,
     length_of,
+    priced,
     score,
     walk,
 )
@@ -30,10 +31,12 @@ from openspec.adapt.start import read_start
 from openspec.adapt.target import answering_config
 from openspec.adapt.texts import (
     Rows,
+    SourceConfig,
     Text,
     Texts,
     batches,
     draft_vocabulary,
+    gather,
     load_texts,
     own_prompts,
     packed,
@@ -45,7 +48,7 @@ from openspec.adapt.texts import (
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import config_from_settings
 from openspec.errors import ConfigError
-from openspec.messages import SpecDecodeStats, add_counters
+from openspec.messages import SpecDecodeStats, StepTime, add_counters
 from openspec.records.recorder import Limits, Recorder
 from openspec.records.shards import target_identity
 from tests.gates import hybrid_target
@@ -110,6 +113,17 @@ def test_other_lines_are_refused_with_their_place(llm: LLM, tmp_path: Path, line
     path.write_text(f'{{"prompt": "a"}}\n{line}\n{{"prompt": "b"}}\n')
     with pytest.raises(ConfigError, match=r"prompts\.jsonl:2: .*prompt, messages, turns"):
         read_prompts(path, llm, 100)
+
+
+def test_a_few_texts_of_each_kind(llm: LLM, prompts: Path) -> None:
+    """What a trial reads: no more than it says, and no prompt on both sides."""
+    own = SourceConfig(prompts=str(prompts), base=str(prompts), answer_tokens=4, text_length=192)
+    found = gather(llm, own, 0.0, lambda *_: None, 1)
+    assert (len(found.held_out), len(found.base_held_out)) == (1, 1)
+    assert 0 < len(found.learned) <= 5
+    apart = [text.tokens[: text.prompt] for text in found.held_out]
+    assert not [text for text in found.learned if text.tokens[: text.prompt] in apart]
+    assert len(gather(llm, own, 0.0, lambda *_: None).learned) > 5
 
 
 def test_the_model_asks_itself(llm: LLM) -> None:
@@ -252,6 +266,26 @@ def test_what_is_counted() -> None:
     assert walk(hits) == (1, 3) and walk([0, 1, 0, 0]) == (2, 3)
     assert length_of(map(walk, [hits, [0, 1, 0, 0]])) == 2.0
     assert conditional([hits], 3) == [2 / 3, 1 / 2, 1.0]
+
+
+def test_what_a_step_of_one_request_costs() -> None:
+    """A CPU's engine times the drafter with one row, a GPU's with as many as steps come in."""
+
+    def prices(*times: tuple[int, bool, float], num_drafts: int) -> tuple[float, float]:
+        other = StepTime(num_seqs=2, num_rows=2, proposes=True, milliseconds=0.1)
+        every = [
+            StepTime(num_seqs=1, num_rows=rows, proposes=proposes, milliseconds=milliseconds)
+            for rows, proposes, milliseconds in times
+        ]
+        found = priced([other, *every], num_drafts)
+        return found.plain, found.drafted
+
+    cpu = [(1, False, 3.0), (4, False, 7.0), (2, False, 4.5), (1, True, 5.0)]
+    assert prices(*cpu, num_drafts=3) == (3.0, 7.0 + 5.0 - 3.0)
+    assert prices(*cpu, num_drafts=1) == (3.0, 4.5 + 5.0 - 3.0)
+    gpu = [(1, False, 6.0), (2, False, 6.1), (8, False, 6.5), (2, True, 8.4), (8, True, 8.7)]
+    assert prices(*gpu, num_drafts=4) == (6.0, 8.7)
+    assert prices(*gpu[:3], num_drafts=4) == (6.0, 6.5)
 
 
 def trained(prompts: Path, out: Path, *more: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.checkpoint.targets.rope import default_rope
 from openspec.errors import ConfigError
-from openspec.specs.layers import AttentionSpec, DeltaNetSpec
+from openspec.specs.layers import AttentionSpec, DeltaNetSpec, DenseMlpSpec
 
 # Qwen3.5-4B's, as far as it matters.
 TEXT: dict[str, Any] = {
@@ -80,6 +80,41 @@ def test_both_forms_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").unlink()
     rope = TEXT["rope_parameters"] | {"rope_type": "mrope"}
     assert read(tmp_path, FLAT | TEXT | {"rope_parameters": rope}) == flat
+
+
+# hidden, mlp, layers; query and KV heads; key and value heads of the others; tied.
+PUBLISHED = {
+    "0.8B": (1024, 3584, 24, (8, 2), (16, 16), True),
+    "2B": (2048, 6144, 24, (8, 2), (16, 16), True),
+    "9B": (4096, 12288, 32, (16, 4), (16, 32), False),
+    "27B": (5120, 17408, 64, (24, 4), (16, 48), False),
+}
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_published_sizes(tmp_path: Path, size: str) -> None:
+    hidden, mlp, num_layers, (q, kv), (keys, values), is_tied = PUBLISHED[size]
+    text = TEXT | {
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": q,
+        "num_key_value_heads": kv,
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": values,
+        "tie_word_embeddings": is_tied,
+    }
+    outer = NESTED | {"text_config": text, "tie_word_embeddings": is_tied}
+    spec = read(tmp_path, outer).spec
+    assert spec.hidden_size == hidden and spec.tie_word_embeddings is is_tied
+    mixers = [layer.mixer for layer in spec.layers]
+    assert (
+        mixers.count(DeltaNetSpec(num_key_heads=keys, num_value_heads=values))
+        == 3 * num_layers // 4
+    )
+    [attention] = {mixer for mixer in mixers if isinstance(mixer, AttentionSpec)}
+    assert (attention.num_q_heads, attention.num_kv_heads, attention.head_dim) == (q, kv, 256)
+    assert all(layer.mlp == DenseMlpSpec(intermediate_size=mlp) for layer in spec.layers)
 
 
 @pytest.mark.parametrize(

@@ -188,17 +188,30 @@ void Attention::load_queries(const Item& item, float* queries) const {
   }
 }
 
-// keys[d][t] of up to kPanelTokens tokens; absent tokens are zero.
+// keys[d][t] of up to kPanelTokens tokens; absent tokens are zero. Two bf16 share a lane, and part
+// when they are where they belong.
 void Attention::transpose_keys(const char* const* lines, int count, float* keys) const {
+  const bool has_pairs = params_.dtype == DType::kBF16;
+  const int step = has_pairs ? 2 * kLanes : kLanes;
   for (int first = 0; first < kPanelTokens; first += kLanes) {
-    for (int d = 0; d < head_dim_; d += kLanes) {
+    for (int d = 0; d < head_dim_; d += step) {
+      const int64_t at = d * static_cast<int64_t>(dtype_bytes(params_.dtype));
+      float* to = keys + d * kPanelTokens + first;
       Vf square[kLanes];
 #pragma GCC unroll 16
       for (int t = 0; t < kLanes; ++t) {
-        square[t] = first + t < count ? load_floats(params_.dtype, lines[first + t], d) : Vf{};
+        square[t] = first + t < count ? as_float(load_bits(lines[first + t] + at)) : Vf{};
       }
       transpose(square);
-      for (int i = 0; i < kLanes; ++i) store(keys + (d + i) * kPanelTokens + first, square[i]);
+      for (int i = 0; i < kLanes; ++i) {
+        if (!has_pairs) {
+          store(to + i * kPanelTokens, square[i]);
+          continue;
+        }
+        const Vu pairs = as_bits(square[i]);
+        store(to + 2 * i * kPanelTokens, as_float(pairs << 16));
+        store(to + (2 * i + 1) * kPanelTokens, as_float(pairs & 0xffff0000u));
+      }
     }
   }
 }

@@ -27,12 +27,14 @@ struct Bf16 {
   static OPENSPEC_INLINE float load(uint16_t bits) { return bf16_to_float(bits); }
   static OPENSPEC_INLINE uint16_t store(float x) { return float_to_bf16(x); }
   static OPENSPEC_INLINE float round(float x) { return round_to_bf16(x); }
+  static OPENSPEC_INLINE Vf round(Vf x) { return round_to_bf16(x); }
 };
 struct F32 {
   using Stored = float;
   static OPENSPEC_INLINE float load(float x) { return x; }
   static OPENSPEC_INLINE float store(float x) { return x; }
   static OPENSPEC_INLINE float round(float x) { return x; }
+  static OPENSPEC_INLINE Vf round(Vf x) { return x; }
 };
 
 /// Elements [at, at + kLanes) of an array as fp32.

@@ -225,6 +225,11 @@ OPENSPEC_INLINE uint16_t float_to_bf16(float x) {
   return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
 }
 OPENSPEC_INLINE float round_to_bf16(float x) { return bf16_to_float(float_to_bf16(x)); }
+OPENSPEC_INLINE Vf round_to_bf16(Vf x) {
+  const Vu bits = as_bits(x);
+  const Vu rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  return as_float((x == x ? rounded : bits | 0x400000u) & 0xffff0000u);
+}
 
 // Loops over arrays that the compiler vectorises by itself.
 OPENSPEC_INLINE void bf16_to_float(const uint16_t* from, float* to, int64_t count) {

@@ -27,12 +27,10 @@ class Rows {
       Vf sum{};
       for (int tap = 0; tap < kDeltaTaps; ++tap) {
         if (taps[tap] == nullptr) continue;
-        float values[kLanes];
-        for (int i = 0; i < kLanes; ++i) values[i] = T::load(taps[tap][column + i]);
-        sum = fma(load(params_.conv_weight + tap * width_ + column), load(values), sum);
+        const Vf x = load_floats(params_.dtype, taps[tap], column);
+        sum = fma(load(params_.conv_weight + tap * width_ + column), x, sum);
       }
-      store(out + column, silu(sum));
-      for (int i = 0; i < kLanes; ++i) out[column + i] = T::round(out[column + i]);
+      store(out + column, T::round(silu(sum)));
     }
     const int num_heads = params_.shape.num_v_heads;
     float* gates = gates_ + row * 2 * num_heads;

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "kernels/common/simd_cpu.h"
+#include "kernels/common/row_ops_cpu.h"
 #include "kernels/delta_net/delta_net.h"
 #include "kernels/delta_net/workspace_cpu.h"
 
@@ -12,9 +12,10 @@ namespace openspec::OPENSPEC_ISA::gated_delta {
 
 using namespace openspec::gated_delta;
 
-/// A tile's columns of a row, as vectors.
+/// A row's columns of tiles that lie side by side, as vectors.
+template <int kTiles>
 struct Columns {
-  static constexpr int kCount = kTileColumns / kLanes;
+  static constexpr int kCount = kTiles * kTileColumns / kLanes;
   Vf part[kCount] = {};
 
   static OPENSPEC_INLINE Columns of(const float* from) {
@@ -30,6 +31,10 @@ struct Columns {
     for (int i = 0; i < kCount; ++i) part[i] = fma(splat(x), from.part[i], part[i]);
   }
 };
+using TileColumns = Columns<1>;
+
+/// A state before the first fold.
+alignas(64) inline constexpr float kZeroTile[kDeltaHeadDim * kTileColumns] = {};
 
 OPENSPEC_INLINE float dot(const float* x, const float* y) {
   Vf sum{};
@@ -43,6 +48,11 @@ OPENSPEC_INLINE float inverse_norm(const float* x) {
 }
 
 OPENSPEC_INLINE float decay(float exponent) { return exp_nonpositive(splat(exponent))[0]; }
+OPENSPEC_INLINE void decay(float (&exponents)[kDeltaBlock]) {
+  for (int i = 0; i < kDeltaBlock; i += kLanes) {
+    store(exponents + i, exp_nonpositive(load(exponents + i)));
+  }
+}
 
 template <typename T>
 class Head {
@@ -63,7 +73,7 @@ class Head {
         at_(scratch) {}
 
   void run() {
-    load_state();
+    find_state();
     for (int position = folded_ * kDeltaBlock; position < begin_; ++position) recall(position);
     for (int block = begin_ / kDeltaBlock; block * kDeltaBlock < end_; ++block) {
       fold_up_to(folded_blocks(block * kDeltaBlock));
@@ -71,7 +81,8 @@ class Head {
       last_ = min_of(end_ - block * kDeltaBlock, kDeltaBlock);
       for (int t = first_; t < last_; ++t) take_row(block, t);
       for (int t = first_; t < last_; ++t) take_factors(block, t);
-      for (int tile = 0; tile < kNumTiles; ++tile) settle(block, tile);
+      for (int t = first_; t < last_;) t += multiply_some<kChains>(block, t);
+      for (int tile = 0; tile < kNumTiles; tile += kChains) settle(block, tile);
       for (int t = first_; t < last_; ++t) finish_row(block, t);
     }
     fold_up_to(folded_write_);
@@ -79,46 +90,59 @@ class Head {
 
  private:
   using Stored = typename T::Stored;
-  static constexpr int kGroup = kNumRegisters / (4 * Columns::kCount);  // rows of products
+  // Sums of a row's tile that are under way at once, with k and with q: enough that no
+  // multiply-add waits for the one before it.
+  static constexpr int kChains = kNumRegisters / (4 * TileColumns::kCount);
+  static_assert(kChains >= 1 && kNumTiles % kChains == 0);
+  static constexpr int kFolded = 2 * kChains;  // rows of a tile that are folded at once
 
   float* tile(const int32_t* pages, int tile) const {
     const int index = params_.layer * params_.shape.num_tiles() + head_ * kNumTiles + tile;
     return params_.states.tile(pages, slot_, index);
   }
-  void load_state() {
+  // It is read where it lies, and copied by a fold alone.
+  void find_state() {
     for (int i = 0; i < kNumTiles; ++i) {
-      if (folded_ == 0) {
-        std::memset(at_.z[i], 0, sizeof at_.z[i]);
-      } else {
-        std::memcpy(at_.z[i], tile(params_.states.read_pages, i), sizeof at_.z[i]);
-      }
+      z_[i] = folded_ == 0 ? kZeroTile : tile(params_.states.read_pages, i);
     }
   }
   void fold_up_to(int num_blocks) {
     while (folded_ < num_blocks) {
-      fold(folded_ % kWindowBlocks);
-      if (++folded_ != folded_write_) continue;
-      for (int i = 0; i < kNumTiles; ++i) {
-        std::memcpy(tile(params_.states.write_pages, i), at_.z[i], sizeof at_.z[i]);
-      }
+      const int place = folded_ % kWindowBlocks;
+      fold(place, ++folded_ == folded_write_);
     }
   }
-  void fold(int place) {
+  void fold(int place, bool is_written) {
     const float total = at_.sum[place][kDeltaBlock - 1], kept = decay(total);
+    float weight[kDeltaBlock];
+    for (int i = 0; i < kDeltaBlock; ++i) weight[i] = total - at_.sum[place][i];
+    decay(weight);
     for (int i = 0; i < kDeltaBlock; ++i) {
-      const float weight = decay(total - at_.sum[place][i]) * at_.norm[place][i];
-      for (int j = 0; j < kDeltaHeadDim; ++j) at_.folded_k[i][j] = weight * at_.k[place][i][j];
+      weight[i] *= at_.norm[place][i];
+      for (int j = 0; j < kDeltaHeadDim; ++j) at_.folded_k[j][i] = weight[i] * at_.k[place][i][j];
     }
-    for (int tile = 0; tile < kNumTiles; ++tile) {
-      for (int j = 0; j < kDeltaHeadDim; ++j) {
-        Columns z = Columns::of(at_.z[tile][j]);
-        for (Vf& part : z.part) part *= kept;
-        for (int i = 0; i < kDeltaBlock; ++i) {
-          z.add(at_.folded_k[i][j], Columns::of(at_.delta[place][i] + tile * kTileColumns));
-        }
-        z.put(at_.z[tile][j]);
+    for (int i = 0; i < kNumTiles; ++i) {
+      float* to = is_written ? tile(params_.states.write_pages, i) : at_.z[i];
+      for (int j = 0; j < kDeltaHeadDim; j += kFolded) {
+        fold_rows(kept, at_.folded_k[j], at_.delta[place][0] + i * kTileColumns,
+                  z_[i] + j * kTileColumns, to + j * kTileColumns);
       }
+      z_[i] = to;
     }
+  }
+  // kFolded rows of a tile. `k` [kFolded][16], `delta` a tile's columns of the block's rows.
+  static OPENSPEC_INLINE void fold_rows(float kept, const float* k, const float* delta,
+                                        const float* from, float* to) {
+    TileColumns z[kFolded];
+    for (int r = 0; r < kFolded; ++r) {
+      z[r] = TileColumns::of(from + r * kTileColumns);
+      for (Vf& part : z[r].part) part *= kept;
+    }
+    for (int i = 0; i < kDeltaBlock; ++i) {
+      const TileColumns of_row = TileColumns::of(delta + i * kDeltaHeadDim);
+      for (int r = 0; r < kFolded; ++r) z[r].add(k[r * kDeltaBlock + i], of_row);
+    }
+    for (int r = 0; r < kFolded; ++r) z[r].put(to + r * kTileColumns);
   }
 
   std::byte* record(int position) const {
@@ -168,64 +192,81 @@ class Head {
     const float total = block > 0 ? at_.sum[before][kDeltaBlock - 1] : 0.0f;
     at_.factor_k[t] = decay(total + sum) * norm_k;
     at_.factor_q[t] = decay(total + sum) * norm_q;
-    const auto take = [&](int of, int i, float exponent, float* to_k, float* to_q) {
-      const float rate = at_.norm[of][i] * decay(exponent);
-      to_k[i] = dot(at_.k[of][i], k) * (norm_k * rate);
-      to_q[i] = dot(at_.k[of][i], at_.q[t]) * (norm_q * rate);
+    // Of the first `count` of a block, whose sums of g go on to `end` and by `more`.
+    const auto take = [&](int of, int count, float end, float more, float* to_k, float* to_q) {
+      float rate[kDeltaBlock];
+      for (int i = 0; i < kDeltaBlock; ++i) rate[i] = (end - at_.sum[of][i]) + more;
+      decay(rate);
+      for (int i = 0; i < count; ++i) {
+        rate[i] *= at_.norm[of][i];
+        to_k[i] = dot(at_.k[of][i], k) * (norm_k * rate[i]);
+        to_q[i] = dot(at_.k[of][i], at_.q[t]) * (norm_q * rate[i]);
+      }
     };
-    for (int i = 0; block > 0 && i < kDeltaBlock; ++i) {
-      take(before, i, (total - at_.sum[before][i]) + sum, at_.before_k[t], at_.before_q[t]);
-    }
-    for (int i = 0; i <= t; ++i) {
-      take(place, i, sum - at_.sum[place][i], at_.own_k[t], at_.own_q[t]);
-    }
+    if (block > 0) take(before, kDeltaBlock, total, sum, at_.before_k[t], at_.before_q[t]);
+    take(place, t + 1, sum, 0.0f, at_.own_k[t], at_.own_q[t]);
   }
 
-  // Z'k and Z'q of some rows and a tile's columns.
+  // Z'k and Z'q of some rows and tiles.
   template <int kRows>
-  OPENSPEC_INLINE void multiply(int place, int tile, int t, Columns* with_k,
-                                Columns* with_q) const {
-    Columns k[kRows], q[kRows];
+  OPENSPEC_INLINE void multiply(int place, int t, int tile) {
+    constexpr int kTiles = kChains / kRows;
+    const float *of_k = at_.k[place][t], *of_q = at_.q[t];
+    TileColumns k[kRows][kTiles], q[kRows][kTiles];
     for (int j = 0; j < kDeltaHeadDim; ++j) {
-      const Columns z = Columns::of(at_.z[tile][j]);
-      for (int r = 0; r < kRows; ++r) {
-        k[r].add(at_.k[place][t + r][j], z);
-        q[r].add(at_.q[t + r][j], z);
+      for (int i = 0; i < kTiles; ++i) {
+        const TileColumns z = TileColumns::of(z_[tile + i] + j * kTileColumns);
+        for (int r = 0; r < kRows; ++r) {
+          k[r][i].add(of_k[r * kDeltaHeadDim + j], z);
+          q[r][i].add(of_q[r * kDeltaHeadDim + j], z);
+        }
       }
     }
-    for (int r = 0; r < kRows; ++r) with_k[t + r] = k[r], with_q[t + r] = q[r];
+    for (int r = 0; r < kRows; ++r) {
+      for (int i = 0; i < kTiles; ++i) {
+        k[r][i].put(at_.state_k[t + r] + (tile + i) * kTileColumns);
+        q[r][i].put(at_.out[t + r] + (tile + i) * kTileColumns);
+      }
+    }
+  }
+  // Of as many rows as are there, kRows at most; how many.
+  template <int kRows>
+  int multiply_some(int block, int t) {
+    if constexpr (kRows > 1) {
+      if (last_ - t < kRows) return multiply_some<kRows / 2>(block, t);
+    }
+    for (int tile = 0; tile < kNumTiles; tile += kChains / kRows) {
+      multiply<kRows>(block % kWindowBlocks, t, tile);
+    }
+    return kRows;
   }
 
-  // delta and the output of the block's rows, in the columns of a tile.
+  // delta and the output of the block's rows, in the columns of kChains tiles.
   void settle(int block, int tile) {
     const int place = block % kWindowBlocks, before = (block + kWindowBlocks - 1) % kWindowBlocks;
-    const int column = tile * kTileColumns;
-    Columns with_k[kDeltaBlock], with_q[kDeltaBlock];
-    int t = first_;
-    for (; t + kGroup <= last_; t += kGroup) multiply<kGroup>(place, tile, t, with_k, with_q);
-    for (; t < last_; ++t) multiply<1>(place, tile, t, with_k, with_q);
-    for (t = first_; t < last_; ++t) {
-      Columns sum_k, sum_q;
+    const int first = tile * kTileColumns;
+    using Wide = Columns<kChains>;
+    for (int t = first_; t < last_; ++t) {
+      float *made = at_.delta[place][t] + first, *out = at_.out[t] + first;
+      Wide sum_k, sum_q;
       for (int i = 0; block > 0 && i < kDeltaBlock; ++i) {
-        const Columns delta = Columns::of(at_.delta[before][i] + column);
+        const Wide delta = Wide::of(at_.delta[before][i] + first);
         sum_k.add(at_.before_k[t][i], delta);
         sum_q.add(at_.before_q[t][i], delta);
       }
-      sum_k.add(at_.factor_k[t], with_k[t]);
-      Columns rest = Columns::of(at_.v[t] + column);
-      for (int i = 0; i < Columns::kCount; ++i) rest.part[i] -= sum_k.part[i];
+      sum_k.add(at_.factor_k[t], Wide::of(at_.state_k[t] + first));
+      Wide rest = Wide::of(at_.v[t] + first);
+      for (int i = 0; i < Wide::kCount; ++i) rest.part[i] -= sum_k.part[i];
       for (int i = 0; i < t; ++i) {
-        const Columns delta = Columns::of(at_.delta[place][i] + column);
+        const Wide delta = Wide::of(at_.delta[place][i] + first);
         rest.add(-at_.own_k[t][i], delta);
         sum_q.add(at_.own_q[t][i], delta);
       }
-      float* made = at_.delta[place][t] + column;
-      for (Vf& part : rest.part) part *= at_.beta[t];
+      for (Vf& part : rest.part) part = T::round(part * at_.beta[t]);
       rest.put(made);
-      for (int i = 0; i < kTileColumns; ++i) made[i] = T::round(made[i]);
-      sum_q.add(at_.own_q[t][t], Columns::of(made));
-      sum_q.add(at_.factor_q[t], with_q[t]);
-      sum_q.put(at_.out[t] + column);
+      sum_q.add(at_.own_q[t][t], rest);
+      sum_q.add(at_.factor_q[t], Wide::of(out));
+      sum_q.put(out);
     }
   }
 
@@ -233,19 +274,15 @@ class Head {
   void finish_row(int block, int t) {
     const int64_t row = row_of(block, t), column = head_ * kDeltaHeadDim;
     float* o = at_.out[t];
-    for (int i = 0; i < kDeltaHeadDim; ++i) o[i] = T::round(o[i]);
+    for (int i = 0; i < kDeltaHeadDim; i += kLanes) store(o + i, T::round(load(o + i)));
     const float scale = 1.0f / __builtin_sqrtf(dot(o, o) / kDeltaHeadDim + params_.eps);
-    const auto* z = static_cast<const Stored*>(params_.z) + row * params_.z_stride + column;
+    const int64_t z = row * params_.z_stride + column;
     auto* out = static_cast<Stored*>(params_.out) + row * params_.shape.v_width() + column;
     for (int i = 0; i < kDeltaHeadDim; i += kLanes) {
-      float gate[kLanes];
-      for (int j = 0; j < kLanes; ++j) gate[j] = T::load(z[i + j]);
-      store(gate, silu(load(gate)));
-      for (int j = 0; j < kLanes; ++j) {
-        const float normed = T::round(T::round(o[i + j] * scale) * params_.norm_weight[i + j]);
-        out[i + j] = T::store(normed * gate[j]);
-      }
+      const Vf normed = T::round(T::round(load(o + i) * scale) * load(params_.norm_weight + i));
+      store(o + i, normed * silu(load_floats(params_.dtype, params_.z, z + i)));
     }
+    for (int i = 0; i < kDeltaHeadDim; ++i) out[i] = T::store(o[i]);
     const int position = block * kDeltaBlock + t, place = block % kWindowBlocks;
     if (end_ - position > params_.records.ring_size) return;
     Stored* delta = delta_record(position);
@@ -259,9 +296,10 @@ class Head {
   const float* gates_;
   const int head_, k_head_, slot_;
   const int first_row_, begin_, end_;  // row and positions of the span
-  int folded_;                         // blocks in at_.z
+  int folded_;                         // blocks in z_
   const int folded_write_;
-  int first_ = 0, last_ = 0;  // rows of the span in the block, counted from its begin
+  int first_ = 0, last_ = 0;   // rows of the span in the block, counted from its begin
+  const float* z_[kNumTiles];  // the state's tiles
   HeadScratch& at_;
 };
 

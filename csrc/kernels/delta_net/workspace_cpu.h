@@ -14,7 +14,7 @@ inline constexpr int kWindowBlocks = 4;
 
 /// What one value head of one span needs while it runs, a thread's own.
 struct alignas(64) HeadScratch {
-  float z[kNumTiles][kDeltaHeadDim][kTileColumns];
+  float z[kNumTiles][kDeltaHeadDim * kTileColumns];  // where a fold is not due in memory
   float k[kWindowBlocks][kDeltaBlock][kDeltaHeadDim];
   float delta[kWindowBlocks][kDeltaBlock][kDeltaHeadDim];
   float sum[kWindowBlocks][kDeltaBlock];   // of g since the block began
@@ -22,13 +22,14 @@ struct alignas(64) HeadScratch {
   // Of the rows of one block.
   float q[kDeltaBlock][kDeltaHeadDim];
   float v[kDeltaBlock][kDeltaHeadDim];
-  float out[kDeltaBlock][kDeltaHeadDim];
+  float state_k[kDeltaBlock][kDeltaHeadDim];  // Z'k
+  float out[kDeltaBlock][kDeltaHeadDim];      // Z'q, then o
   float beta[kDeltaBlock];
   float factor_k[kDeltaBlock], factor_q[kDeltaBlock];  // of Z'k and Z'q
   // Of delta, [row][position]: the block before, then the row's own.
   float before_k[kDeltaBlock][kDeltaBlock], before_q[kDeltaBlock][kDeltaBlock];
   float own_k[kDeltaBlock][kDeltaBlock], own_q[kDeltaBlock][kDeltaBlock];
-  float folded_k[kDeltaBlock][kDeltaHeadDim];  // the keys of a fold with their weights
+  float folded_k[kDeltaHeadDim][kDeltaBlock];  // the keys of a fold with their weights
 };
 
 /// What phases hand on, as fp32: rows after the convolution, then beta and g of every value head.

@@ -14,7 +14,7 @@ namespace openspec {
 struct DraftMemory {
   // Tokens that are looked for, the most first; a match may be as long as kMaxMatchLen.
   static constexpr int kNumLengths = 3;
-  static constexpr int length(int number) { return 16 >> number; }
+  OPENSPEC_HD static constexpr int length(int number) { return 16 >> number; }
   static constexpr int32_t kEnd = -1;  // after an answer
 
   int32_t* tokens = nullptr;   // [capacity]

@@ -21,7 +21,8 @@ inline constexpr int kExpertCluster = 2;
 inline constexpr int kExpertGroups = 2;  // warpgroups that multiply
 inline constexpr int kExpertUnits = kExpertGroups * kGroupUnits;
 inline constexpr int kExpertThreads = (kExpertGroups + 1) * kGroupThreads;
-inline constexpr int kBoxRows = 32;  // that are copied at once
+inline constexpr int kExpertFillers = 2;  // threads that copy: the weights, the rows
+inline constexpr int kBoxRows = 32;       // that are copied at once
 
 /// What the kernel is told.
 struct ExpertTilesJob {
@@ -68,6 +69,7 @@ class ExpertTileCursor {
   __device__ __forceinline__ int num_boxes() const { return (num_rows + kBoxRows - 1) / kBoxRows; }
 
   int expert, first_place, num_rows, first_unit;
+  bool is_read_once;  // its weights
 
  private:
   static constexpr int kPairUnits = kExpertCluster * kExpertUnits;
@@ -90,6 +92,7 @@ class ExpertTileCursor {
     const int num_segments = (all_rows + job_.tile_rows - 1) / job_.tile_rows;
     const int width = (all_rows + num_segments - 1) / num_segments;
     const int local = id_ - range.first_segment * num_pairs_;
+    is_read_once = num_segments == 1;
     expert = range.expert;
     first_place = range.first_pair + local % num_segments * width;
     num_rows = min(width, range.last_pair - first_place);
@@ -102,7 +105,9 @@ class ExpertTileCursor {
 };
 
 /// Calls copy(tile, step, stage) for every stage that the block's tiles need, each once its place
-/// in both blocks' rings is free.
+/// in both blocks' rings is free. copy() arrives at the stage's full barrier, so that nobody reads
+/// a stage before each of the block's kExpertFillers threads has been here: a parity does not tell
+/// a stage that is not free yet from one that has been read once more since.
 template <typename Copy>
 __device__ __forceinline__ void fill_expert_ring(const ExpertTilesJob& job, const Ring& ring,
                                                  int rank, const Copy& copy) {
@@ -135,11 +140,12 @@ __device__ __forceinline__ void copy_expert_weights(const CUtensorMap& weights,
                                                     const ExpertTilesJob& job, const Ring& ring,
                                                     int rank) {
   constexpr int kBytes = kExpertUnits * unit_bytes(kForm);
-  const uint64_t policy = wgmma::cache_policy(false);
+  // Weights that nobody reads again leave the cache to the activations.
+  const uint64_t policies[] = {wgmma::cache_policy(false), wgmma::cache_policy(true)};
   fill_expert_ring(job, ring, rank, [&](const ExpertTileCursor& tile, int step, int stage) {
+    const uint64_t policy = tile.is_read_once ? policies[1] : policies[0];
     const uint32_t barrier = ring.full + stage * 8;
-    // The rows' bytes too; they may have come before this.
-    wgmma::expect_bytes(barrier, kBytes + tile.num_boxes() * (kBoxRows * kRowBytes));
+    wgmma::expect_bytes(barrier, kBytes);
     const int word = is_e4m3(kForm) ? step * (step_bytes(kForm) / 4) : 0;
     const int octet = is_e4m3(kForm) ? 0 : step * 2;
     wgmma::copy_box(ring.stages + stage * ring.stage_bytes, weights, word,
@@ -154,10 +160,13 @@ __device__ __forceinline__ void copy_expert_rows(const CUtensorMap& rows, const 
   const uint64_t policy = wgmma::cache_policy(false);
   wait_for_previous_kernel();
   fill_expert_ring(job, ring, rank, [&](const ExpertTileCursor& tile, int step, int stage) {
+    const uint32_t barrier = ring.full + stage * 8;
     const uint32_t to = ring.stages + stage * ring.stage_bytes + kFirst;
+    // Those of the other block too, which may have come before this; there may be no others.
+    wgmma::expect_bytes(barrier, tile.num_boxes() * (kBoxRows * kRowBytes));
     for (int box = rank; box < tile.num_boxes(); box += kExpertCluster) {
       wgmma::copy_box_to_all(to + box * (kBoxRows * kRowBytes), rows, step * kLinearStep,
-                             tile.first_place + box * kBoxRows, 0, ring.full + stage * 8,
+                             tile.first_place + box * kBoxRows, 0, barrier,
                              (1 << kExpertCluster) - 1, policy);
     }
   });
@@ -245,7 +254,7 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
   if (threadIdx.x == kExpertGroups * kGroupThreads) {
 #pragma unroll 1
     for (int stage = 0; stage < ring.num_stages; ++stage) {
-      wgmma::init_barrier(ring.full + stage * 8, 1);
+      wgmma::init_barrier(ring.full + stage * 8, kExpertFillers);
       wgmma::init_barrier(ring.empty + stage * 8, kExpertGroups * 4 * kExpertCluster);
     }
     wgmma::publish_barriers();

@@ -232,7 +232,7 @@ StepShape DeviceStep::choose_shape(StepLease& lease, bool host_has_trees) {
   if (planner_.is_adaptive() && num_drafts > 0) {
     if (needs.is_costly) proposes = planner_.drafter_pays(lease, may_be_absent, 0.0);
     const auto chosen = planner_.expected_offers(lease, proposes, may_be_absent);
-    num_drafts = planner_.plan(lease, chosen, needs.is_costly && proposes, 0.0).num_drafts;
+    num_drafts = planner_.plan(lease, chosen.offers, needs.is_costly && proposes, 0.0).num_drafts;
   }
   int num_rows = num_known + num_drafts;
   // A drafter that works on the host puts its proposals into the input.

@@ -1,6 +1,7 @@
 #include "runtime/step/draft_planner.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 #include <variant>
 
@@ -21,6 +22,21 @@ bool has_prompt(const StepLease& lease) {
 
 int num_sampled(const StepLease& lease) {
   return static_cast<int>(std::count(lease.is_sampled.begin(), lease.is_sampled.end(), true));
+}
+
+/// Scores of the drafts that a sequence gets, by place: a copy's, in its share of steps and where
+/// it is as likely as the drafter's, and else the drafter's.
+std::vector<float> scores_of_either(const DraftOffer& copy, const DraftOffer& drafter) {
+  std::vector<double> survivals = survivals_of(drafter);
+  survivals.resize(static_cast<size_t>(std::max(copy.num_drafts, drafter.num_drafts)));
+  double of_copy = 1.0;  // one that comes at all begins rightly
+  for (int i = 0; i < copy.num_drafts; ++i, of_copy *= copy.ratio) {
+    double& survival = survivals[static_cast<size_t>(i)];
+    survival += copy.availability * std::max(0.0, of_copy - survival);
+  }
+  std::vector<float> scores;
+  for (const double survival : survivals) scores.push_back(static_cast<float>(std::log(survival)));
+  return scores;
 }
 
 }  // namespace
@@ -45,43 +61,51 @@ int DraftPlanner::expected_depths() const {
   return std::min(config_.num_depths(), most);
 }
 
-std::vector<DraftOffer> DraftPlanner::expected_offers(const StepLease& lease, bool with_drafter,
-                                                      bool may_be_absent) const {
-  std::vector<DraftOffer> offers;
+DraftPlanner::ExpectedOffers DraftPlanner::expected_offers(const StepLease& lease,
+                                                           bool with_drafter,
+                                                           bool may_be_absent) const {
+  ExpectedOffers expected;
   const bool compares = with_drafter && config_.max_copied_drafts > 0;
   const double price = compares ? row_price(lease) : 0.0;
+  const auto worth = [&](const DraftOffer& offer) {
+    return static_cast<float>(worth_of(offer, price));
+  };
   for (size_t i = 0; i < lease.requests.size(); ++i) {
     const SpanRequest& request = lease.requests[i];
-    const int num_forced = lease.offers[i].num_offered[kGrammarDrafts];
-    offers.push_back({.num_drafts = num_forced, .ratio = ratio(request.slot, kGrammarDrafts)});
-    if (num_forced > 0) continue;
-    offers.back() = expected_copy(lease, i, may_be_absent);
-    if (!with_drafter) continue;
-    const SourceEstimate& estimate = table_.estimate(request.slot, kDrafterDrafts);
-    const DraftOffer drafter{.num_drafts = std::min(request.max_drafts, config_.max_draft_tokens),
-                             .ratio = estimate.acceptance.ratio(),
-                             .availability = may_be_absent ? estimate.availability.ratio() : 1.0,
-                             .num_depths = expected_depths()};
-    const auto worth = [&](const DraftOffer& offer) {
-      return static_cast<float>(worth_of(offer, price));
-    };
-    if (!is_copy_better(worth(offers.back()), worth(drafter))) offers.back() = drafter;
+    DraftOffer& offer = expected.offers.emplace_back();
+    offer.num_drafts = lease.offers[i].num_offered[kGrammarDrafts];
+    offer.ratio = ratio(request.slot, kGrammarDrafts);
+    if (offer.num_drafts > 0) continue;
+    DraftOffer drafter;
+    if (with_drafter) {
+      const SourceEstimate& estimate = table_.estimate(request.slot, kDrafterDrafts);
+      drafter = {.num_drafts = std::min(request.max_drafts, config_.max_draft_tokens),
+                 .ratio = estimate.acceptance.ratio(),
+                 .availability = may_be_absent ? estimate.availability.ratio() : 1.0,
+                 .num_depths = expected_depths()};
+    }
+    const DraftOffer copy =
+        may_be_absent ? expected_copy(request) : known_copy(request.slot, lease.offers[i]);
+    if (copy.num_drafts > 0 && may_be_absent) {
+      offer.scores = expected.scores.emplace_back(scores_of_either(copy, drafter));
+      offer.num_drafts = static_cast<int>(offer.scores.size());
+    } else {
+      offer = is_copy_better(worth(copy), worth(drafter)) ? copy : drafter;
+    }
   }
-  return offers;
+  return expected;
 }
 
-DraftOffer DraftPlanner::expected_copy(const StepLease& lease, size_t request,
-                                       bool may_be_absent) const {
-  const SpanRequest& wanted = lease.requests[request];
-  if (may_be_absent) {
-    const SourceEstimate& estimate = table_.estimate(wanted.slot, kCopiedDrafts);
-    return {.num_drafts = std::min(wanted.max_drafts, config_.max_copied_drafts),
-            .ratio = estimate.acceptance.ratio(),
-            .availability = estimate.availability.ratio()};
-  }
-  const MergedDraft& merged = lease.offers[request];
+DraftOffer DraftPlanner::expected_copy(const SpanRequest& request) const {
+  const SourceEstimate& estimate = table_.estimate(request.slot, kCopiedDrafts);
+  return {.num_drafts = std::min(request.max_drafts, config_.max_copied_drafts),
+          .ratio = estimate.acceptance.ratio(),
+          .availability = estimate.availability.ratio()};
+}
+
+DraftOffer DraftPlanner::known_copy(int slot, const MergedDraft& merged) const {
   return {.num_drafts = merged.num_offered[kCopiedDrafts],
-          .ratio = table_.copy_estimate(wanted.slot).ratio(merged.copied.copy_class())};
+          .ratio = table_.copy_estimate(slot).ratio(merged.copied.copy_class())};
 }
 
 double DraftPlanner::row_price(const StepLease& lease) const {
@@ -113,7 +137,8 @@ bool DraftPlanner::prefers_copy(int slot, const MergedDraft& merged, const Draft
 
 bool DraftPlanner::drafter_pays(StepLease& lease, bool may_be_absent, double host_seconds) {
   const auto plan_with = [&](bool proposes) {
-    return plan(lease, expected_offers(lease, proposes, may_be_absent), proposes, host_seconds);
+    const ExpectedOffers expected = expected_offers(lease, proposes, may_be_absent);
+    return plan(lease, expected.offers, proposes, host_seconds);
   };
   const RowBudget with = plan_with(true), without = plan_with(false);
   const double rate = with.num_drafts > 0 ? with.tokens_per_second : 0.0;

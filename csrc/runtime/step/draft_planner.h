@@ -36,9 +36,14 @@ class DraftPlanner {
 
   /// What a step is expected to be offered, one of each request: by its grammar, or else by a copy
   /// or, if `with_drafter`, by the drafter, whichever is worth more. `may_be_absent`: the step is
-  /// planned before it is known what there is to copy, and the drafter has often nothing.
-  std::vector<DraftOffer> expected_offers(const StepLease& lease, bool with_drafter,
-                                          bool may_be_absent) const;
+  /// planned before it is known what there is to copy, and the drafter has often nothing. Then a
+  /// copy has its share of steps, and the drafter stands in for it in the others.
+  struct ExpectedOffers {
+    std::vector<DraftOffer> offers;
+    std::vector<std::vector<float>> scores;  // that some of them refer to
+  };
+  ExpectedOffers expected_offers(const StepLease& lease, bool with_drafter,
+                                 bool may_be_absent) const;
   /// Tokens that a row costs where it has none, at least: what plain decoding makes in its time.
   double row_price(const StepLease& lease) const;
   /// Whether the copy among a sequence's offers, if there is one, is worth more than what its
@@ -73,7 +78,9 @@ class DraftPlanner {
  private:
   static std::optional<ExpertSharing> sharing_of(const TargetSpec& target);
   StepPrices prices(const StepTable& table, int num_seqs) const;
-  DraftOffer expected_copy(const StepLease& lease, size_t request, bool may_be_absent) const;
+  /// One that begins rightly, as often as such a copy comes.
+  DraftOffer expected_copy(const SpanRequest& request) const;
+  DraftOffer known_copy(int slot, const MergedDraft& merged) const;
   /// Levels that the row budget takes a tree of all drafts to have; see DraftOffer.
   int expected_depths() const;
   double ratio(int slot, DraftSourceId source) const {

@@ -22,6 +22,7 @@ from openspec.adapt.heads.parts import ReadText, TargetEnds, TrainableHead, mixe
 from openspec.adapt.target import ENGINE_SHARE
 from openspec.config import EngineConfig
 from openspec.engine.load import load_engine
+from openspec.messages import StepTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,28 @@ def step_prices(config: EngineConfig, method: str, folder: Path, num_drafts: int
         gpu_memory_utilization=min(config.gpu_memory_utilization, ENGINE_SHARE),
     )
     core = load_engine(timed)
-    times = [time for time in core.info.step_times if time.num_seqs == 1]
+    times = core.info.step_times
     core.close()
-    plain = min(time.milliseconds for time in times if time.num_rows == 1 and not time.proposes)
-    enough = [time for time in times if time.num_rows > num_drafts]
-    proposing = [time for time in enough if time.proposes] or enough
-    return StepPrices(plain, min(proposing, key=lambda time: time.num_rows).milliseconds)
+    return priced(times, num_drafts)
+
+
+def priced(times: Iterable[StepTime], num_drafts: int) -> StepPrices:
+    """One request's prices from an engine's step times.
+
+    Where the drafter was timed with fewer rows than drafts make, further rows cost what they do
+    without it.
+    """
+    of_one = sorted((one for one in times if one.num_seqs == 1), key=lambda one: one.num_rows)
+    plain = [one for one in of_one if not one.proposes]
+
+    def without(num_rows: int) -> float:
+        return next((one for one in plain if one.num_rows >= num_rows), plain[-1]).milliseconds
+
+    proposing = [one for one in of_one if one.proposes]
+    enough = (one for one in proposing if one.num_rows > num_drafts)
+    timed = next(enough, proposing[-1] if proposing else plain[0])
+    more = without(num_drafts + 1) - without(timed.num_rows)
+    return StepPrices(without(1), timed.milliseconds + more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ def answer_for(
     texts: list[Text] = []
     num_tokens = num_asked = 0
     order: list[list[int]] = []
-    round_size = 2 * llm.engine.info.max_num_seqs
+    round_size = min(2 * llm.engine.info.max_num_seqs, len(prompts))
     while not texts or time.monotonic() - begin < seconds:
         while len(order) < round_size:
             order += drawn.sample(list(prompts), len(prompts))
@@ -245,11 +245,16 @@ def answer_for(
 
 
 def gather(
-    llm: LLM, own: SourceConfig, seconds: float | None, report: Callable[[int, int], None]
+    llm: LLM,
+    own: SourceConfig,
+    seconds: float | None,
+    report: Callable[[int, int], None],
+    few: int | None = None,
 ) -> Texts:
     """Texts of the records, or of the prompts, answered in about `seconds`.
 
-    Without `seconds` only those held out are answered.
+    Without `seconds` only those held out are answered. With `few` there are at most so many held
+    out of the traffic and of the base, and four times as many others.
 
     Raises:
         ConfigError: they are too few or too long, with the remedy.
@@ -261,8 +266,11 @@ def gather(
             f"{room + own.answer_tokens} tokens; lower it or raise --text-length"
         )
 
+    most_learned = None if few is None else 4 * few
+
     def greedy(prompts: Sequence[list[int]]) -> list[Text]:
-        return answers(llm, prompts, own.answer_tokens, [0.0] * len(prompts), own.training_seed)
+        some = prompts[:few]
+        return answers(llm, some, own.answer_tokens, [0.0] * len(some), own.training_seed)
 
     base: list[list[int]] = []
     apart: list[list[int]] = []
@@ -270,6 +278,7 @@ def gather(
         base, apart = split(read_prompts(Path(own.base), llm, room), BASE_HELD_OUT_SHARE)
     if own.records is not None:
         traffic, held_out = _recorded(llm, Path(own.records), own.text_length)
+        traffic, held_out = traffic[:most_learned], held_out[:few]
         some = _share_of(base, len(traffic) if seconds is not None else 0)
         drawn = random.Random(own.training_seed).choices(TEMPERATURES, k=len(some))
         others = answers(llm, some, own.answer_tokens, drawn, own.training_seed)
@@ -286,6 +295,7 @@ def gather(
     if not held_out:
         raise ConfigError("the answers to all held-out prompts are empty; give others")
     if seconds is not None:
+        asked = asked[:most_learned]
         asked += _share_of(base, len(asked))
         learned = answer_for(llm, asked, seconds, own.answer_tokens, own.training_seed, report)
     known = set(map(tuple, base))

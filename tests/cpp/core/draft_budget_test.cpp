@@ -35,57 +35,121 @@ TEST(estimate_falls_and_recovers) {
 }
 
 TEST(a_sequence_that_does_not_draft_becomes_like_the_others) {
-  AcceptanceEstimate unlucky(0.7), hopeless(0.7), good(0.7);
-  for (int i = 0; i < 6; ++i) unlucky.observe(8, 0);
+  const AcceptanceEstimate all(0.7);
+  AcceptanceEstimate unlucky = AcceptanceEstimate::among(all), hopeless = unlucky, good = unlucky;
+  for (int i = 0; i < 10; ++i) unlucky.observe(8, 0);
   for (int i = 0; i < 50; ++i) hopeless.observe(8, 0);
   for (int i = 0; i < 50; ++i) good.observe(8, 8);
   const auto steps_to = [](AcceptanceEstimate estimate, double ratio) {
     int num_steps = 0;
-    for (; estimate.ratio() < ratio && num_steps < 1000; ++num_steps) estimate.rest(0.7);
+    for (; estimate.ratio() < ratio && num_steps < 1000; ++num_steps) estimate.rest();
     return num_steps;
   };
   // With a third of its drafts accepted a tree of eight levels is about to pay.
   CHECK_LT(unlucky.ratio(), 0.33);
-  CHECK_GT(steps_to(unlucky, 0.33), 20);
-  CHECK_LT(steps_to(unlucky, 0.33), 50);
+  CHECK_GT(steps_to(unlucky, 0.33), 4);
+  CHECK_LT(steps_to(unlucky, 0.33), 20);
+  CHECK_GT(steps_to(hopeless, 0.33), 20);
+  CHECK_LT(steps_to(hopeless, 0.33), 50);
   // It ends at what the others show; what was better stays so.
   const double before = good.ratio();
   for (AcceptanceEstimate* estimate : {&unlucky, &hopeless, &good}) {
-    for (int i = 0; i < 1000; ++i) estimate->rest(0.7);
+    for (int i = 0; i < 1000; ++i) estimate->rest();
   }
   CHECK_NEAR(unlucky.ratio(), 0.7, 1e-3);
   CHECK_NEAR(hopeless.ratio(), 0.7, 1e-3);
   CHECK_EQ(good.ratio(), before);
   // What was seen keeps its weight: a failure says as much as it did before.
   hopeless.observe(8, 0);
-  CHECK_NEAR(hopeless.ratio(), 0.7 * 0.9, 0.01);
+  CHECK_NEAR(hopeless.ratio(), 0.7 * (0.9 * 10 + 5) / (0.9 * 10 + 1 + 5), 0.01);
+}
+
+TEST(sequences_differ_from_what_all_show_and_a_few_steps_say_little) {
+  AcceptanceEstimate all = AcceptanceEstimate::of_all();
+  for (int i = 0; i < 200; ++i) all.observe(4, i % 2 == 0 ? 4 : 1);
+  CHECK_NEAR(all.ratio(), 5.0 / 6.0, 0.02);
+  AcceptanceEstimate unlucky = AcceptanceEstimate::among(all), bad = unlucky, good = unlucky;
+  CHECK_EQ(unlucky.ratio(), all.ratio());
+  for (int i = 0; i < 4; ++i) unlucky.observe(4, 0);
+  for (int i = 0; i < 40; ++i) {
+    bad.observe(4, 0);
+    good.observe(4, 4);
+  }
+  CHECK_GT(unlucky.ratio(), 0.4);
+  CHECK_LT(bad.ratio(), 0.3);
+  CHECK_GT(good.ratio(), 0.95);
+  // All change by little with each step of one, and a sequence with them.
+  const double before = all.ratio(), of_bad = bad.ratio();
+  for (int i = 0; i < 10; ++i) all.observe(4, 0);
+  CHECK_GT(all.ratio(), before - 0.1);
+  CHECK_LT(bad.ratio(), of_bad);
 }
 
 TEST(a_bad_start_closes_the_gate_for_some_tens_of_steps_only) {
   // What a tree of 15 takes of one sequence on an H200, in milliseconds.
   const StepTimes plain({{1, 2.18}}), proposing({{2, 2.95}, {16, 3.2}});
-  const auto share_drafted = [&](int num_bad, int num_steps) {
-    AcceptanceEstimate all(0.8), sequence(0.8);
-    for (int i = 0; i < 10; ++i) all.observe(8, 6);
+  const auto share_drafted = [&](int num_bad, int first, int num_steps) {
+    AcceptanceEstimate all = AcceptanceEstimate::of_all();
+    for (int i = 0; i < 100; ++i) all.observe(8, 6);
+    AcceptanceEstimate sequence = AcceptanceEstimate::among(all);
     DraftGate gate;
-    int num_drafted = 0;
+    int num_drafted = 0, num_counted = 0;
     for (int i = 0; i < num_steps; ++i) {
       const DraftOffer tree{.num_drafts = 15, .ratio = sequence.ratio(), .num_depths = 8};
       const RowBudget with = spend_row_budget(std::vector{tree}, 1, 1, 64, proposing, 0.0);
       if (gate.opens(with.tokens_per_second, 1.0 / plain.seconds(1))) {
         const int num_accepted = num_drafted++ < num_bad ? 0 : 5;
+        num_counted += i >= first;
         sequence.observe(8, num_accepted);
         all.observe(8, num_accepted);
       } else {
-        sequence.rest(all.ratio());
-        all.rest(AcceptanceEstimate::kPrior);
+        sequence.rest();
+        all.rest();
       }
     }
-    return static_cast<double>(num_drafted) / num_steps;
+    return static_cast<double>(num_counted) / (num_steps - first);
   };
-  CHECK_GT(share_drafted(/*num_bad=*/5, 200), 0.75);
-  // A step with drafts takes half as long again: where none succeeds, two percent are lost.
-  CHECK_LT(share_drafted(/*num_bad=*/5000, 5000), 0.05);
+  CHECK_GT(share_drafted(/*num_bad=*/5, 0, 200), 0.75);
+  // A step with drafts takes half as long again: where none succeeds, two percent are lost, and
+  // until what all showed before is forgotten some tens of steps.
+  CHECK_LT(share_drafted(/*num_bad=*/5000, 0, 1000), 0.15);
+  CHECK_LT(share_drafted(/*num_bad=*/5000, 1000, 5000), 0.05);
+}
+
+TEST(luck_alone_rests_no_sequence_for_long) {
+  // One request; of four drafts each is right as often as others are, and their step takes half as
+  // long again. Drafts at every step are 1.5 times as fast as none.
+  const StepTimes plain({{1, 1.0}}), proposing({{2, 1.45}, {5, 1.48}});
+  std::mt19937 random(3);
+  std::bernoulli_distribution is_right(0.6);
+  AcceptanceEstimate all = AcceptanceEstimate::of_all();
+  DraftGate gate;
+  StepYield yield;
+  double seconds = 0.0, tokens = 0.0;
+  for (int i = 0; i < 64; ++i) {
+    AcceptanceEstimate sequence = AcceptanceEstimate::among(all);
+    for (int length = 0; length < 150;) {
+      const std::vector<DraftOffer> offers{{4, sequence.ratio()}};
+      const RowBudget with = spend_row_budget(offers, 1, 1, 8, proposing, 0.0, yield);
+      int num_right = 0;
+      while (num_right < 4 && is_right(random)) ++num_right;
+      const bool opens = with.num_drafts > 0 && gate.opens(with.tokens_per_second, 1.0);
+      const int made = opens ? std::min(num_right, with.num_drafts) + 1 : 1;
+      if (opens) {
+        const int num_judged = std::min(4, with.num_drafts + 1);
+        sequence.observe(num_judged, std::min(num_right, num_judged));
+        all.observe(num_judged, std::min(num_right, num_judged));
+        yield.observe(1, with.num_drafts, with.tokens, with.seconds, made, with.seconds);
+      } else {
+        sequence.rest();
+        all.rest();
+      }
+      seconds += opens ? with.seconds : 1.0;
+      tokens += made;
+      length += made;
+    }
+  }
+  CHECK_GT(tokens / seconds, 1.42);
 }
 
 TEST(step_times_interpolate_and_never_fall) {

@@ -127,7 +127,8 @@ TEST(a_sequence_whose_first_drafts_fail_soon_drafts_again) {
                       is_drafted.begin() + static_cast<std::ptrdiff_t>(end), true);
   };
   CHECK(is_drafted[0]);
-  CHECK_LT(count(0, kNumWrong), kNumWrong / 2);
+  // What all show speaks for its drafts until some ten have failed.
+  CHECK_LT(count(0, kNumWrong), 3 * kNumWrong / 4);
   CHECK_EQ(count(2 * kNumWrong, expected.size()), expected.size() - 2 * kNumWrong);
 }
 

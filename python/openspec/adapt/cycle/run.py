@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import json
 import logging
 import time
@@ -46,8 +47,8 @@ from openspec.settings.setting import named, number
 
 logger = logging.getLogger(__name__)
 
-TRIAL_S, TRIAL_SHARE = 15.0, 0.1
-"""The trial takes the lesser one: seconds, and a share of the time."""
+TRIAL_S, TRIAL_SHARE, TRIAL_TEXTS = 10.0, 0.1, 16
+"""The trial takes the lesser one, seconds or a share of the time, and so many held-out texts."""
 TRIAL_WORTH = 1.01
 """What a trial gains that is worth going on from."""
 ENOUGH_STEPS = 100
@@ -142,10 +143,14 @@ class Turn:
         with LLM(**dataclasses.asdict(answering_config(self.config))) as llm:
             set_threads(self.config)
             torch.manual_seed(self.own.training_seed)
-            lesson = self._lesson(llm)
-            before = lesson.measured(self.old.head)
-            self._say(f"now {shown(before, self.num_drafts)}")
-            head, after = self._learned(lesson, before)
+            lesson = self._lesson(llm, 0.0, TRIAL_TEXTS)
+            before = after = lesson.measured(self.old.head)
+            head = self.old.head
+            if self.own.anyway or self._is_worth_it(lesson, before):
+                lesson = self._lesson(llm, self._share(self.own.answer_share))
+                before = lesson.measured(head)
+                self._say(f"now {shown(before, self.num_drafts)}")
+                head, after = self._learned(lesson, before)
         is_finite = all(bool(one.isfinite().all()) for one in head.state_dict().values())
         verdict = decide(before, after, is_finite)
         outcome = Outcome(before, after, self.num_drafts, verdict, self.notes)
@@ -157,45 +162,55 @@ class Turn:
         self._say(f"{(time.monotonic() - self.begin) / 60:.1f} minutes")
         return outcome
 
-    def _lesson(self, llm: LLM) -> Lessons:
-        own = self.own
-        texts = gather(llm, own, own.minutes * 60 * own.answer_share, lambda *_: None)
+    def _share(self, share: float) -> float:
+        """Seconds."""
+        return self.own.minutes * 60 * share
+
+    def _lesson(self, llm: LLM, seconds: float, few: int | None = None) -> Lessons:
+        texts = gather(llm, self.own, seconds, lambda *_: None, few)
         ends = load_ends(llm.model_config, torch.device(llm.engine.info.device))
         self.old.head.to(ends.embedding.device)
-        folder = self.old.start.model.folder
-        price = step_prices(self.config, self.config.method, folder, self.num_drafts).drafted
         states = HeadStates(llm, self.old.head, ends)
         num_tokens = sum(len(text.tokens) - text.prompt for text in texts.learned)
         self._say(f"{len(texts.learned)} texts, {num_tokens} tokens to learn from")
-        return Lessons(texts, ends, states, Shadow(states, texts, self.num_drafts, price))
+        return Lessons(texts, ends, states, Shadow(states, texts, self.num_drafts, self._price))
+
+    @functools.cached_property
+    def _price(self) -> float:
+        """Milliseconds of a step with drafts."""
+        folder = self.old.start.model.folder
+        return step_prices(self.config, self.config.method, folder, self.num_drafts).drafted
+
+    def _is_worth_it(self, lesson: Lessons, before: Measured) -> bool:
+        """Whether a moment of learning shows that there is something to gain, or does not tell."""
+        head, best = self.old.head, before
+        if not is_at_home(before):
+            head, best = self._with_vocabulary(lesson, before)
+        trial = self._schedule(lesson, min(TRIAL_S, self._share(TRIAL_SHARE)), 1 << 40)
+        _, best, num_steps = self._trained(lesson, before, head, best, trial)
+        gain = worth(before, best)
+        tells = is_at_home(before) or num_steps >= ENOUGH_STEPS
+        if gain >= TRIAL_WORTH or not tells:
+            return True
+        self._say(f"do not bother: a trial brings {100 * (gain - 1):+.1f} %")
+        return False
+
+    def _schedule(self, lesson: Lessons, seconds: float, measure_every: int | None) -> Schedule:
+        hidden = lesson.ends.embedding.shape[1]
+        rate = self.own.rate or self.old.kind.rate_of(hidden, is_new=False)
+        return Schedule(
+            seconds=seconds, max_steps=self.own.max_steps, rate=rate, measure_every=measure_every
+        )
 
     def _learned(self, lesson: Lessons, before: Measured) -> tuple[TrainableHead, Measured]:
         """The best head that was found, and what it reaches; the old one if there is none."""
         head, best = self._with_vocabulary(lesson, before)
-        left = self.own.minutes * 60 - (time.monotonic() - self.begin)
-        trial = Schedule(
-            seconds=min(TRIAL_S, TRIAL_SHARE * left), max_steps=None, rate=self._rate(lesson),
-            measure_every=1 << 40,
-        )  # fmt: skip
-        head, best, num_steps = self._trained(lesson, before, head, best, trial)
-        gain = worth(before, best)
-        if gain < TRIAL_WORTH and not self.own.anyway and self._is_hopeless(before, num_steps):
-            self._say(f"do not bother: a trial brings {100 * (gain - 1):+.1f} %")
-            return self.old.head, before
-        left = self.own.minutes * 60 - (time.monotonic() - self.begin)
-        rest = dataclasses.replace(
-            trial, seconds=max(1.0, left), max_steps=self.own.max_steps, measure_every=None
-        )
+        self._say_vocabulary(lesson, head)
+        left = self._share(1.0) - (time.monotonic() - self.begin)
+        rest = self._schedule(lesson, max(1.0, left), None)
         head, best, num_steps = self._trained(lesson, before, head, best, rest)
         self._say(f"{num_steps} steps of training")
         return head, best
-
-    def _is_hopeless(self, before: Measured, num_steps: int) -> bool:
-        """Whether a trial without gain says that there is none."""
-        is_at_home = before.base_length is not None and (
-            before.length >= AT_HOME * before.base_length
-        )
-        return is_at_home or num_steps >= ENOUGH_STEPS
 
     def _with_vocabulary(self, lesson: Lessons, before: Measured) -> tuple[TrainableHead, Measured]:
         """The head with rows for what the traffic writes, if that is better."""
@@ -204,27 +219,30 @@ class Turn:
             return old, before
         texts, size = lesson.texts, len(lesson.ends.embedding)
         traffic, base = shares(texts.traffic, size), shares(texts.base, size)
-        known = old.vocabulary.cpu()
         head, best = old, before
+        known = old.vocabulary.cpu()
         for share in CHANGED:
             vocabulary = chosen(known, traffic, base, len(known) // share)
             made = with_vocabulary(old, self.old.kind, self.old.plan, vocabulary, lesson.ends)
             found = lesson.measured(made)
             if worth(before, found) > worth(before, best):
                 head, best = made, found
-        covered = [100 * coverage(one.vocabulary, traffic) for one in (old, head)]
-        if head is old:
-            self._say(f"its vocabulary stays: {covered[0]:.1f} % of your tokens are in it")
-            return old, before
-        number = int((~torch.isin(head.vocabulary.cpu(), known)).sum())
-        self._say(
-            f"{number} of {len(known)} rows of its vocabulary are new: {covered[0]:.1f} to "
-            f"{covered[1]:.1f} % of your tokens, {best.length:.2f} tokens a step"
-        )
         return head, best
 
-    def _rate(self, lesson: Lessons) -> float:
-        return self.own.rate or self.old.kind.rate_of(lesson.ends.embedding.shape[1], is_new=False)
+    def _say_vocabulary(self, lesson: Lessons, head: TrainableHead) -> None:
+        old = self.old.head
+        if not isinstance(old, VocabularyHead) or not isinstance(head, VocabularyHead):
+            return
+        traffic = shares(lesson.texts.traffic, len(lesson.ends.embedding))
+        covered = [100 * coverage(one.vocabulary.cpu(), traffic) for one in (old, head)]
+        if head is old:
+            self._say(f"its vocabulary stays: {covered[0]:.1f} % of your tokens are in it")
+            return
+        is_new = ~torch.isin(head.vocabulary.cpu(), old.vocabulary.cpu())
+        self._say(
+            f"{int(is_new.sum())} of {len(is_new)} rows of its vocabulary are new: "
+            f"{covered[0]:.1f} to {covered[1]:.1f} % of your tokens"
+        )
 
     def _trained(
         self, lesson: Lessons, before: Measured, head: TrainableHead, best: Measured,
@@ -286,6 +304,11 @@ class Lessons:
     def measured(self, head: TrainableHead) -> Measured:
         """How far a head drafts along held-out texts."""
         return self.shadow.measured(head, self.ends)
+
+
+def is_at_home(head: Measured) -> bool:
+    """Whether a head drafts along the traffic as along its base texts."""
+    return head.base_length is not None and head.length >= AT_HOME * head.base_length
 
 
 def worth(first: Measured, other: Measured) -> float:

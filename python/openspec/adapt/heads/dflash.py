@@ -39,6 +39,7 @@ from openspec.adapt.heads.parts import (
     Tables,
     TargetEnds,
     TrainableHead,
+    in_parts,
     init_matrices,
     joint_softmax,
     rotary_tables,
@@ -270,7 +271,11 @@ class BlockHead(TrainableHead):
         before, actual = tokens[batch, at], tokens[batch, (at + 1).clamp(max=end)]
         last = lesson.last[batch, at]
         # The scores of all tokens at all places are the largest of all; they are made twice.
-        loss, chosen = checkpoint(self._losses, state, before, last, ends, use_reentrant=False)
+        made = [
+            checkpoint(self._losses, *part, ends, use_reentrant=False)
+            for part in in_parts(before[0].numel(), state, before, last)
+        ]
+        loss, chosen = (torch.cat(parts) for parts in zip(*made, strict=True))
         right = (chosen == actual).long() * counted
         run = right.cumprod(-1)
         rows = [loss * counted, right, run, counted]

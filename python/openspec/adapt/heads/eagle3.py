@@ -29,6 +29,7 @@ from openspec.adapt.heads.parts import (
     RMSNorm,
     TargetEnds,
     VocabularyHead,
+    in_parts,
     init_matrices,
     joint_softmax,
     rotary_tables,
@@ -171,25 +172,35 @@ class Eagle3Head(VocabularyHead):
 
     def loss(self, lesson: Lesson, ends: TargetEnds, random: torch.Generator) -> Tensor:
         """Cross-entropy with the target's distribution over the draft vocabulary, by step."""
-        with torch.no_grad():
-            logits = ends.logits(lesson.last)
-            truth = logits[..., self.vocabulary].float().softmax(-1).to(logits.dtype)
-            has_best = (self.to_draft[logits.argmax(-1)] >= 0) & lesson.learned
-            del logits
+        length = lesson.tokens.shape[1]
+        taught = [self._truth(*part, ends) for part in in_parts(length, lesson.last)]
+        truth, is_drafted = (torch.cat(parts) for parts in zip(*taught, strict=True))
+        has_best = is_drafted & lesson.learned
         total = truth.new_zeros((), dtype=torch.float32)
         for step, state in enumerate(self.states(lesson, ends, self.most_drafts)):
             # The position predicted from must lie in the text in which the chain began.
             same = _ahead(lesson.places, step) == lesson.places + step
             counted = _ahead(has_best, step) & same & (lesson.places > 0)
-            # The logits of one step at a time: they are the largest of all.
-            part = checkpoint(self._entropy, state, truth, counted, step, use_reentrant=False)
+            # The logits of one step at a time, made twice.
+            sums = [
+                checkpoint(self._entropy, *part, step, use_reentrant=False)
+                for part in in_parts(length, state, truth, counted)
+            ]
+            part = torch.stack(sums).sum() / counted.sum().clamp(min=1)
             total = total + part * DECAY**step
         return total / sum(DECAY**step for step in range(self.most_drafts))
+
+    @torch.no_grad()
+    def _truth(self, last: Tensor, ends: TargetEnds) -> tuple[Tensor, Tensor]:
+        """The target's distribution over the draft vocabulary; is its best token in there?"""
+        logits = ends.logits(last)
+        truth = logits[..., self.vocabulary].float().softmax(-1).to(logits.dtype)
+        return truth, self.to_draft[logits.argmax(-1)] >= 0
 
     def _entropy(self, state: Tensor, truth: Tensor, counted: Tensor, step: int) -> Tensor:
         logits = self.logits(state).float()
         loss = logits.logsumexp(-1) - (_ahead(truth, step).float() * logits).sum(-1)
-        return (loss * counted).sum() / counted.sum().clamp(min=1)
+        return (loss * counted).sum()
 
     def drafts(self, text: ReadText, ends: TargetEnds, count: int) -> Tensor:
         """Greedy chains; see `TrainableHead.drafts`."""

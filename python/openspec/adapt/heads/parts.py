@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -81,6 +81,16 @@ class Lesson(NamedTuple):
         """Positions whose next token the target wrote, in the same text, [n, t] bool."""
         inside = F.pad(self.places[:, 1:], (0, 1)) > 0
         return inside & F.pad(self.generated[:, 1:], (0, 1))
+
+
+POSITIONS_AT_ONCE = 2048
+"""Of which scores of all tokens are made together: the largest of what a lesson takes."""
+
+
+def in_parts(positions: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Rows of the tensors, each of so many positions, a few at a time."""
+    size = max(1, POSITIONS_AT_ONCE // positions)
+    return zip(*(tensor.split(size) for tensor in tensors), strict=True)
 
 
 class ReadText(NamedTuple):

@@ -365,6 +365,7 @@ def _speculation(context: ServerContext, job: Job) -> SpeculationMetrics | None:
     at_least = [stats.num_drafts, *per_pos, 0]
     return SpeculationMetrics(
         method=info.method,
+        drafter_version=job.drafter_version(),
         num_drafts=stats.num_drafts,
         num_draft_tokens=stats.num_draft_tokens,
         num_accepted_tokens=stats.num_accepted_tokens,

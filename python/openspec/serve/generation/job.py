@@ -243,6 +243,11 @@ class Job:
         times = [processor.metrics().first_token_time for processor in self.processors]
         return min((t - self.arrival_time for t in times if t is not None), default=None)
 
+    def drafter_version(self) -> int:
+        """Of the head that drafts now where the first sequence ran; 1: the first."""
+        state = self._context.engine.all[self._engine_of(self.processors[0])].drafter
+        return 1 if state is None else state.version
+
     def _engine_of(self, processor: RequestOutputProcessor) -> int:
         """The number of the engine that runs a sequence."""
         sources = {} if self._stream is None else self._stream.sources

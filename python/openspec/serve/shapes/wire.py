@@ -109,6 +109,8 @@ class SpeculationMetrics(msgspec.Struct):
     """A request's speculation, summed over its sequences. Terms as in openspec.messages."""
 
     method: str
+    drafter_version: int
+    """Of the draft head at the answer's end."""
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
