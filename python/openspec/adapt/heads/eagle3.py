@@ -173,7 +173,7 @@ class Eagle3Head(VocabularyHead):
     def loss(self, lesson: Lesson, ends: TargetEnds, random: torch.Generator) -> Tensor:
         """Cross-entropy with the target's distribution over the draft vocabulary, by step."""
         length = lesson.tokens.shape[1]
-        taught = [self._truth(*part, ends) for part in in_parts(length, lesson.last)]
+        taught = [self._truth(last, ends) for (last,) in in_parts(length, lesson.last)]
         truth, is_drafted = (torch.cat(parts) for parts in zip(*taught, strict=True))
         has_best = is_drafted & lesson.learned
         total = truth.new_zeros((), dtype=torch.float32)
