@@ -36,6 +36,11 @@ def imported(name: str) -> Any:
     return pytest.importorskip(name) if DEVICE == "cuda" else importlib.import_module(name)
 
 
+def runs_all() -> bool:
+    """Whether every combination of the gates' parameters runs."""
+    return IS_FULL or DEVICE == "cuda"
+
+
 @dataclass(frozen=True)
 class Job:
     """One request, when it arrives and when it is called off."""
