@@ -90,6 +90,7 @@ def make_core(drafter: _C.Drafter | None = None, **settings: object) -> EngineCo
         "page_size": PAGE_SIZE,
         "num_threads": NUM_THREADS,
         "stats_interval_s": 0.0,
+        "copied_drafts": False,
         **settings,
     }
     return load_engine(config_from_settings(with_options(merged)), drafter)
