@@ -16,6 +16,10 @@ namespace openspec::cuda {
 template <WeightForm kForm>
 inline constexpr int kExpertSlotSteps = is_e4m3(kForm) ? kBlockSteps : kSlotSteps;
 
+/// Units that a warp multiplies at once, for one waits for itself, and codes come faster.
+template <WeightForm kForm>
+inline constexpr int kUnitsAtOnce = is_e4m3(kForm) ? 2 : 1;
+
 /// Lanes that have a unit's scales, a power of two: those of all blocks that a chain of so many
 /// steps can touch, for each half of the outputs, or those of outputs.
 template <WeightForm kForm>
@@ -27,7 +31,8 @@ OPENSPEC_HD constexpr int unit_lanes(int chain_steps) {
 }
 
 /// The scales of a warp's chain. They come some units ahead, for the memory answers the later, the
-/// more weights are under way: each lane has one of as many units as there are lanes for.
+/// more weights are under way: each lane has those of one of as many turns as there are lanes for,
+/// a turn being kUnitsAtOnce units.
 template <WeightForm kForm>
 class ExpertScales {
  public:
@@ -36,7 +41,7 @@ class ExpertScales {
                                           int chain_steps, int lane)
       : scales_(shape.scales), unit_lanes_(unit_lanes<kForm>(chain_steps)) {
     if constexpr (is_e4m3(kForm)) {
-      own_unit_ = lane / unit_lanes_;
+      own_unit_ = lane / unit_lanes_ * kUnits;
       at_ = lane % unit_lanes_;
       if constexpr (has_blocks(kForm)) {
         const int num_blocks = shape.num_scale_blocks(), half_lanes = unit_lanes_ / 2;
@@ -52,29 +57,39 @@ class ExpertScales {
 
   /// Starts to load those of an item's first units, before any other.
   __device__ __forceinline__ void begin(const ExpertItem& item) {
-    if constexpr (is_e4m3(kForm)) next_scale_ = __ldg(find(item, item.first_unit));
+    if constexpr (is_e4m3(kForm)) {
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) next_scale_[i] = __ldg(find(item, item.first_unit + i));
+    }
   }
 
-  /// Before a unit of `item` is multiplied. `next`: the item after it.
-  __device__ __forceinline__ void begin_unit(const ExpertItem& item, int unit,
-                                             const ExpertItem& next) {
+  /// Before the units from `unit` of an item on are multiplied. `next`: the item after it.
+  __device__ __forceinline__ void begin_units(const ExpertItem& item, int unit,
+                                              const ExpertItem& next) {
     if constexpr (is_e4m3(kForm)) {
-      from_ = (unit - item.first_unit) * unit_lanes_ % 32;
-      const float* from = scales_;
+      from_ = (unit - item.first_unit) / kUnits * unit_lanes_ % 32;
+      const float* from[kUnits] = {};
       if (from_ == 0) {
-        scale_ = next_scale_;
-        const int ahead = unit + 32 / unit_lanes_;
-        from = ahead < item.last_unit ? find(item, ahead) : find(next, next.first_unit);
+        const int ahead = unit + 32 / unit_lanes_ * kUnits;
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) {
+          scale_[i] = next_scale_[i];
+          from[i] =
+              ahead < item.last_unit ? find(item, ahead + i) : find(next, next.first_unit + i);
+        }
       }
-      // In the branch the compiler would wait for what comes, to move it to its register.
-      asm volatile(
-          "{\n"
-          ".reg .pred p;\n"
-          "setp.eq.s32 p, %2, 0;\n"
-          "@p ld.global.nc.f32 %0, [%1];\n"
-          "}"
-          : "+f"(next_scale_)
-          : "l"(from), "r"(from_));
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) {
+        // In the branch the compiler would wait for what comes, to move it to its register.
+        asm volatile(
+            "{\n"
+            ".reg .pred p;\n"
+            "setp.eq.s32 p, %2, 0;\n"
+            "@p ld.global.nc.f32 %0, [%1];\n"
+            "}"
+            : "+f"(next_scale_[i])
+            : "l"(from[i]), "r"(from_));
+      }
     }
   }
 
@@ -86,19 +101,23 @@ class ExpertScales {
   __device__ __forceinline__ unsigned ends(int last) const {
     return 1u << block_end_ | (last < kBlockSteps ? 1u << last : 0);
   }
-  /// Of the unit's current segment or one behind it: of outputs lane / 4 and 8 further.
-  __device__ __forceinline__ void get(int ahead, float (&scales)[2]) const {
-    scales[0] = __shfl_sync(kAllLanes, scale_, from_ + ahead);
-    scales[1] = __shfl_sync(kAllLanes, scale_, from_ + ahead + unit_lanes_ / 2);
+  /// Of a unit of the turn, of the current segment or one behind it: of outputs lane / 4 and 8
+  /// further.
+  __device__ __forceinline__ void get(int unit, int ahead, float (&scales)[2]) const {
+    scales[0] = __shfl_sync(kAllLanes, scale_[unit], from_ + ahead);
+    scales[1] = __shfl_sync(kAllLanes, scale_[unit], from_ + ahead + unit_lanes_ / 2);
   }
   __device__ __forceinline__ void end_segment() { ++from_; }
-  /// All lanes of the warp call it, each for output lane % 16.
-  __device__ __forceinline__ float of_output(float sum, int output) const {
+  /// All lanes of the warp call it, each for output lane % 16 of one unit of the turn.
+  __device__ __forceinline__ float of_output(float sum, int unit, int output) const {
     if constexpr (!has_output_scales(kForm)) return sum;
-    return __fmul_rn(sum, __shfl_sync(kAllLanes, scale_, from_ + output));
+    const float scale = unit == 0 ? scale_[0] : scale_[kUnits - 1];
+    return __fmul_rn(sum, __shfl_sync(kAllLanes, scale, from_ + output));
   }
 
  private:
+  static constexpr int kUnits = kUnitsAtOnce<kForm>;
+
   /// The lane's own, of the units from `unit` of an item on.
   __device__ __forceinline__ const float* find(const ExpertItem& item, int unit) const {
     const int own_unit = min(unit + own_unit_, item.last_unit - 1);
@@ -107,11 +126,11 @@ class ExpertScales {
 
   const float* scales_;
   int unit_lanes_, num_scales_;  // num_scales_: of an expert
-  int own_unit_, at_;            // of the lane: which unit of those it is, and the place in a table
+  int own_unit_, at_;            // of the lane: which first unit it is, and the place in a table
   int unit_scales_ = kLinearUnit;
   int block_end_ = 0;  // step of a slot
-  int from_ = 0;       // lane with the first scale of the current segment or unit
-  float scale_, next_scale_;
+  int from_ = 0;       // lane with the first scale of the current segment or turn
+  float scale_[kUnits], next_scale_[kUnits];
 };
 
 }  // namespace openspec::cuda

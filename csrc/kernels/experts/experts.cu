@@ -137,10 +137,10 @@ int launch_products(ExpertsJob job, void* stream) {
   const auto bytes = [&] {
     return ExpertsShared(kSlotBytes, ExpertSums<kTiles>::kBytes, kTiles, job).total;
   };
-  job.num_slots = 4;  // longer rings hold up the activations
+  job.num_slots = is_e4m3(kForm) ? 2 : 4;  // longer rings hold up the activations
   job.num_buffers = kIsGateUp && job.num_rows <= kFewRows ? 1 : 2;
   if (bytes() > shared_limit()) job.num_buffers = 1;
-  while (bytes() > shared_limit() && job.num_slots > kMinSlots) --job.num_slots;
+  while (bytes() > shared_limit() && job.num_slots > 1) --job.num_slots;
   if (bytes() > shared_limit()) return cudaErrorInvalidValue;
   return launch(kKernel, dim3(num_sms()), dim3(kStreamThreads), blocks_bytes(bytes(), kIsGateUp),
                 stream, job);
@@ -257,7 +257,7 @@ class ExpertsLaunch {
   }
 
   int multiply_in_tiles() {
-    int error = sort(kTileRows);
+    int error = sort(tile_rows(form_of(params_.down.first)));
     if (error != cudaSuccess) return error;
     error = launch(gather_kernel, dim3(ceil_div(num_pairs_, kGatherWarps)), dim3(32 * kGatherWarps),
                    0, stream_, static_cast<const __nv_bfloat16*>(params_.x), pairs_, hidden_,

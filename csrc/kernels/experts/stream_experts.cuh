@@ -34,7 +34,7 @@ struct ExpertsJob {
 };
 
 template <WeightForm kForm>
-using ExpertRing = WeightRing<kForm, kExpertSlotSteps<kForm>>;
+using ExpertRing = WeightRing<kForm, kExpertSlotSteps<kForm>, kUnitsAtOnce<kForm>>;
 
 /// Places of a block's shared memory, in bytes.
 struct ExpertsShared {
@@ -108,13 +108,16 @@ class ExpertFeed {
   /// Starts to fill a slot with the next part of a chain, if there is one.
   __device__ __forceinline__ void fill(ExpertRing<kForm>& ring, int slot) {
     if (steps_left_ == 0) return;
+    constexpr int kUnits = kUnitsAtOnce<kForm>;
+    const int64_t unit_bytes = int64_t{weights_.first.num_inputs / kLinearStep} * step_bytes(kForm);
     const int num_steps = min(steps_left_, kExpertSlotSteps<kForm>);
-    ring.fill(slot, at_, num_steps);
+    ring.fill(slot, at_, num_steps, min(units_left_, kUnits), unit_bytes);
     at_ += num_steps * step_bytes(kForm);
     steps_left_ -= num_steps;
     if (steps_left_ > 0) return;
-    if (--units_left_ > 0) {
-      at_ += (weights_.first.num_inputs / kLinearStep - chain_.num_steps) * step_bytes(kForm);
+    units_left_ -= kUnits;
+    if (units_left_ > 0) {
+      at_ += kUnits * unit_bytes - chain_.num_steps * step_bytes(kForm);
       steps_left_ = chain_.num_steps;
     } else {
       begin_item();
@@ -143,41 +146,56 @@ class ExpertFeed {
 };
 
 /// Multiplies the steps of a slot up to step `last`, of which several's operands are under way
-/// together. kIsWhole: those are all, of one block. `begin`: steps of the chain before them.
+/// together. kIsWhole: those are all, of one block. `begin`: steps of the chain before them. For a
+/// unit that the slot does not have the sums are of no use.
 template <bool kIsWhole, WeightForm kForm, int kTiles>
-__device__ __forceinline__ void multiply_slot(ChainSums<kForm, kTiles>& sums,
+__device__ __forceinline__ void multiply_slot(ChainSums<kForm, kTiles> (&sums)[kUnitsAtOnce<kForm>],
                                               ExpertScales<kForm>& scales, uint32_t slot, int begin,
                                               int last, const ChainRows<kTiles>& rows, int lane) {
   constexpr int kSteps = kExpertSlotSteps<kForm>, kAtOnce = kIsWhole ? 4 : 2;
+  constexpr int kUnits = kUnitsAtOnce<kForm>;
   [[maybe_unused]] const unsigned ends = scales.ends(last);
-  [[maybe_unused]] float of_segments[2][2];  // a slot has steps of two blocks at most
+  // Of the current segment and the next: a slot has steps of two blocks at most.
+  [[maybe_unused]] float of_segments[kUnits][2][2];
   if constexpr (has_blocks(kForm)) {
-    scales.get(0, of_segments[0]);
-    if (!kIsWhole) scales.get(1, of_segments[1]);
+#pragma unroll
+    for (int unit = 0; unit < kUnits; ++unit) {
+      scales.get(unit, 0, of_segments[unit][0]);
+      if (!kIsWhole) scales.get(unit, 1, of_segments[unit][1]);
+    }
   }
 #pragma unroll
   for (int first = 0; first < kSteps; first += kAtOnce) {
-    uint32_t weights[kAtOnce][4], x[kAtOnce][kTiles][2];
+    uint32_t weights[kAtOnce][kUnits][4], x[kAtOnce][kTiles][2];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int step = kIsWhole ? first + i : min(first + i, last);
-      load_weights<kForm>(weights[i], slot, first + i, lane);
-      rows.load(begin + step, x[i]);
+#pragma unroll
+      for (int unit = 0; unit < kUnits; ++unit) {
+        load_weights<kForm>(weights[i][unit], slot + unit * ExpertRing<kForm>::kUnitBytes,
+                            first + i, lane);
+      }
+      rows.load(begin + (kIsWhole ? first + i : min(first + i, last)), x[i]);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int step = first + i;
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        multiply_add(sums.products[tile], weights[i], x[i][tile][0], x[i][tile][1]);
+#pragma unroll
+        for (int unit = 0; unit < kUnits; ++unit) {
+          multiply_add(sums[unit].products[tile], weights[i][unit], x[i][tile][0], x[i][tile][1]);
+        }
       }
       if constexpr (has_blocks(kForm)) {
         if (kIsWhole ? step + 1 == kSteps : (ends >> step & 1) != 0) {
-          sums.end_segment(of_segments[0]);
+#pragma unroll
+          for (int unit = 0; unit < kUnits; ++unit) {
+            sums[unit].end_segment(of_segments[unit][0]);
+            of_segments[unit][0][0] = of_segments[unit][1][0];
+            of_segments[unit][0][1] = of_segments[unit][1][1];
+          }
           scales.end_segment();
           if (step == last) return;
-          of_segments[0][0] = of_segments[1][0];
-          of_segments[0][1] = of_segments[1][1];
         }
       } else if (!kIsWhole && step == last) {
         return;
@@ -186,12 +204,12 @@ __device__ __forceinline__ void multiply_slot(ChainSums<kForm, kTiles>& sums,
   }
 }
 
-/// Multiplies a chain of a unit; its weights come by `ring`, which `feed` keeps full.
+/// Multiplies a chain of some units; its weights come by `ring`, which `feed` keeps full.
 template <WeightForm kForm, int kTiles>
-__device__ __forceinline__ void multiply_chain(ChainSums<kForm, kTiles>& sums, const Chain& chain,
-                                               ExpertScales<kForm>& scales, ExpertRing<kForm>& ring,
-                                               ExpertFeed<kForm>& feed,
-                                               const ChainRows<kTiles>& rows, int lane) {
+__device__ __forceinline__ void multiply_chain(
+    ChainSums<kForm, kTiles> (&sums)[kUnitsAtOnce<kForm>], const Chain& chain,
+    ExpertScales<kForm>& scales, ExpertRing<kForm>& ring, ExpertFeed<kForm>& feed,
+    const ChainRows<kTiles>& rows, int lane) {
   constexpr int kSteps = kExpertSlotSteps<kForm>;
 #pragma unroll 1
   for (int begin = 0; begin < chain.num_steps; begin += kSteps) {
@@ -217,46 +235,50 @@ __device__ __forceinline__ void with_tiles(int num_rows, const Run& run) {
   run(std::integral_constant<int, kMost>{});
 }
 
-/// The chains' sums of a unit; those of 8 kTiles rows have room.
+/// The chains' sums of 8 kTiles rows. Two units that are multiplied at once have a buffer each.
 template <int kTiles>
 using ExpertSums = SumLayout<kTiles, 2>;
 
-/// Rows that a thread writes an output of, one after the other: row thread / 16 and 16 rows on.
-template <int kTiles>
+/// Outputs of kUnits units that a thread writes, one after the other. Rows are counted through,
+/// unit by unit: the thread's are row thread / 16 and each 16 rows on.
+template <int kTiles, int kUnits>
 inline constexpr int kWritePasses =
-    (8 * kTiles * kLinearUnit + kStreamThreads - 1) / kStreamThreads;
+    (8 * kTiles * kUnits * kLinearUnit + kStreamThreads - 1) / kStreamThreads;
 
 /// The pairs of a thread's rows of an item; -1: none.
-template <int kTiles>
-__device__ __forceinline__ void find_pairs(int (&pairs)[kWritePasses<kTiles>],
-                                           const Segments& segments, const ExpertItem& item) {
+template <int kTiles, int kPasses>
+__device__ __forceinline__ void find_pairs(int (&pairs)[kPasses], const Segments& segments,
+                                           const ExpertItem& item) {
 #pragma unroll
-  for (int pass = 0; pass < kWritePasses<kTiles>; ++pass) {
-    const int row = (pass * kStreamThreads + static_cast<int>(threadIdx.x)) / kLinearUnit;
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int row =
+        (pass * kStreamThreads + static_cast<int>(threadIdx.x)) / kLinearUnit % (8 * kTiles);
     pairs[pass] = row < item.num_rows ? segments.pair(item.first_place + row) : -1;
   }
 }
 
-/// Adds up the chains' sums of a unit and writes its outputs.
-template <WeightForm kForm, int kTiles, bool kIsGateUp>
-__device__ __forceinline__ void write_unit(const ExpertsJob& job, const ExpertScales<kForm>& scales,
-                                           const ExpertItem& item, int unit,
-                                           const int (&pairs)[kWritePasses<kTiles>],
-                                           const float* sums) {
+/// Adds up the chains' sums of the units from `first_unit` on and writes their outputs.
+template <WeightForm kForm, int kTiles, bool kIsGateUp, int kPasses>
+__device__ __forceinline__ void write_units(const ExpertsJob& job,
+                                            const ExpertScales<kForm>& scales,
+                                            const ExpertItem& item, int first_unit,
+                                            const int (&pairs)[kPasses], const float* sums) {
   using Sums = ExpertSums<kTiles>;
-  constexpr int kPasses = kWritePasses<kTiles>;
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     const int element = pass * kStreamThreads + threadIdx.x;
-    const int row = element / kLinearUnit, output = element % kLinearUnit;
-    if (row / 2 * 2 >= item.num_rows) break;  // the whole warp, which has two rows
+    const int output = element % kLinearUnit, row = element / kLinearUnit % Sums::kRows;
+    const int own_unit = element / kLinearUnit / Sums::kRows, unit = first_unit + own_unit;
+    // The whole warp, which has two rows of a unit.
+    if (own_unit >= kUnitsAtOnce<kForm> || unit >= item.last_unit) continue;
+    if (row / 2 * 2 >= item.num_rows) continue;
     const int place = item.first_place + row;
     const int pair = pairs[pass];
-    const float* from = sums + row * Sums::kPitch + output;
+    const float* from = sums + element / kLinearUnit * Sums::kPitch + output;
     float sum = from[0];
 #pragma unroll
     for (int c = 1; c < kLinearChains; ++c) sum += from[c * Sums::kChainFloats];
-    sum = scales.of_output(sum, output);
+    sum = scales.of_output(sum, own_unit, output);
     if constexpr (kIsGateUp) {
       const float up = __shfl_down_sync(kAllLanes, sum, kLinearGateRows);
       if (pair >= 0 && output < kLinearGateRows) {
@@ -328,9 +350,10 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
 
   if (!has_items) return;
   if (!kIsGateUp || !has_few_rows) activations.fetch(0, segments, item);
+  constexpr int kUnits = kUnitsAtOnce<kForm>;
   int sum_buffer = 0, buffer = 0;
   for (;;) {
-    int pairs[kWritePasses<kTiles>];
+    int pairs[kWritePasses<kTiles, kUnits>];
     find_pairs<kTiles>(pairs, segments, item);
     wait_for_rows();
     at_unit += item.num_units();
@@ -340,19 +363,27 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
     const bool changes = has_next && !activations.are_same(item, next);
     if (changes && job.num_buffers > 1) activations.fetch(buffer ^ 1, segments, next);
 #pragma unroll 1
-    for (int unit = item.first_unit; unit < item.last_unit; ++unit) {
-      scales.begin_unit(item, unit, next);
+    for (int unit = item.first_unit; unit < item.last_unit; unit += kUnits) {
+      scales.begin_units(item, unit, next);
       with_tiles<kTiles>(item.num_rows, [&](auto tiles) {
         constexpr int kCount = decltype(tiles)::value;
-        ChainSums<kForm, kCount> chain_sums;
+        ChainSums<kForm, kCount> chain_sums[kUnits];
         multiply_chain(chain_sums, chain, scales, ring, feed,
                        activations.template rows<kCount>(buffer), lane);
-        store_sums<Sums>(own_sums + sum_buffer * Sums::kBufferFloats, chain_sums.whole(), lane);
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) {
+          store_sums<Sums>(own_sums + (sum_buffer + i) * Sums::kBufferFloats, chain_sums[i].whole(),
+                           lane);
+        }
       });
       __syncthreads();
-      write_unit<kForm, kTiles, kIsGateUp>(job, scales, item, unit, pairs,
-                                           sums + sum_buffer * Sums::kBufferFloats);
-      sum_buffer ^= 1;
+      write_units<kForm, kTiles, kIsGateUp>(job, scales, item, unit, pairs,
+                                            sums + sum_buffer * Sums::kBufferFloats);
+      if constexpr (kUnits > 1) {
+        __syncthreads();
+      } else {
+        sum_buffer ^= 1;
+      }
     }
     if (!has_next) return;
     if (changes) {

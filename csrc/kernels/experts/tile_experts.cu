@@ -44,7 +44,8 @@ int launch_tiles(const TileProduct& product, void* stream) {
                               .out = product.out,
                               .num_units = stack.first.num_outputs / kLinearUnit,
                               .num_steps = stack.first.num_inputs / kLinearStep,
-                              .num_stages = kStages};
+                              .num_stages = kStages,
+                              .tile_rows = tile_rows(kForm)};
   const int num_clusters = num_sms() / kExpertCluster;
   return launch_clusters(kExpertCluster, kKernel, dim3(num_clusters * kExpertCluster),
                          dim3(kExpertThreads), kSharedKib * 1024, stream, weights, rows, job);

@@ -1,9 +1,9 @@
 #pragma once
 
 /// The kernel of tile_experts.h. Blocks stay for many tiles: 8 units of an expert's outputs by up
-/// to kTileRows of its rows. The two blocks of a cluster have the same rows and neighbouring units;
-/// each copies its weights and half of the rows for both. Multiplying is linear_wgmma's, and so are
-/// ring, order of sums and writing.
+/// to tile_rows() of its rows. The two blocks of a cluster have the same rows and neighbouring
+/// units; each copies its weights and half of the rows for both. Multiplying is linear_wgmma's, and
+/// so are ring, order of sums and writing.
 
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -33,16 +33,17 @@ struct ExpertTilesJob {
   int num_units;  // of an expert
   int num_steps;
   int num_stages;
+  int tile_rows;
 };
 
 template <WeightForm kForm>
 constexpr int expert_stage_bytes() {
-  return kExpertUnits * unit_bytes(kForm) + kTileRows * kRowBytes;
+  return kExpertUnits * unit_bytes(kForm) + tile_rows(kForm) * kRowBytes;
 }
-/// Of a warpgroup: for sums that have no registers, then for the output.
+/// Of a warpgroup, for the output.
 template <WeightForm kForm, bool kIsGateUp>
 constexpr int expert_buffer_bytes() {
-  return group_buffer_bytes(kTileRows, /*adds_splits=*/false, stores_chains(kForm, kTileRows),
+  return group_buffer_bytes(tile_rows(kForm), /*adds_splits=*/false, /*adds_chains=*/false,
                             /*is_f32=*/false, kIsGateUp, /*is_sent=*/false);
 }
 
@@ -88,7 +89,7 @@ class ExpertTileCursor {
     ahead_ = range_words(id_ + stride());  // comes while this tile is worked on
     const ExpertRange range = {words.x, words.y, words.z, words.w};
     const int all_rows = range.last_pair - range.first_pair;
-    const int num_segments = (all_rows + kTileRows - 1) / kTileRows;
+    const int num_segments = (all_rows + job_.tile_rows - 1) / job_.tile_rows;
     const int width = (all_rows + num_segments - 1) / num_segments;
     const int local = id_ - range.first_segment * num_pairs_;
     is_read_once = num_segments == 1;
@@ -187,7 +188,8 @@ __device__ __forceinline__ RingPlace multiply_expert_tile(const ExpertTilesJob& 
   const int unit = min(tile.first_unit + group * kGroupUnits + thread / 32, job.num_units - 1);
   float sums[kRows / 2];
   reader.begin_tile(kExpertUnits, job.num_steps);
-  add_split<kForm, kRows>(weight, reader, {0, job.num_steps}, unit, shared + thread * 16, sums);
+  add_split<kForm, kRows, /*kStores=*/false>(weight, reader, {0, job.num_steps}, unit,
+                                             shared + thread * 16, sums);
   reader.finish_tile();
   GroupOutput to;
   to.out = job.out;
@@ -205,6 +207,15 @@ __device__ __forceinline__ RingPlace multiply_expert_tile(const ExpertTilesJob& 
   return reader.place();
 }
 
+/// Calls run(n) with the rows of so many boxes, from kRows to kMost.
+template <int kRows, int kMost, typename Run>
+__device__ __forceinline__ void with_rows(int num_boxes, const Run& run) {
+  if constexpr (kRows < kMost) {
+    if (num_boxes * kBoxRows > kRows) return with_rows<kRows + kBoxRows, kMost>(num_boxes, run);
+  }
+  run(std::integral_constant<int, kRows>{});
+}
+
 /// A warpgroup's part: of each tile as many rows as it has, up to a multiple of 32.
 template <WeightForm kForm, bool kIsGateUp>
 __device__ __forceinline__ void multiply_expert_tiles(const ExpertTilesJob& job, const Ring& ring,
@@ -216,22 +227,7 @@ __device__ __forceinline__ void multiply_expert_tiles(const ExpertTilesJob& job,
       place = multiply_expert_tile<kForm, decltype(rows)::value, kIsGateUp>(job, ring, tile, group,
                                                                             shared, place);
     };
-    switch (tile.num_boxes()) {
-      case 1:
-        multiply(std::integral_constant<int, 32>{});
-        break;
-      case 2:
-        multiply(std::integral_constant<int, 64>{});
-        break;
-      case 3:
-        multiply(std::integral_constant<int, 96>{});
-        break;
-      case 4:
-        multiply(std::integral_constant<int, 128>{});
-        break;
-      default:
-        multiply(std::integral_constant<int, kTileRows>{});
-    }
+    with_rows<kBoxRows, tile_rows(kForm)>(tile.num_boxes(), multiply);
   }
 }
 

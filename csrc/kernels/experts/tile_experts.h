@@ -4,17 +4,20 @@
 
 #include "kernels/experts/sorted_pairs.cuh"
 #include "kernels/linear/linear_stack.h"
+#include "kernels/linear/weight_form.cuh"
 
 namespace openspec::cuda {
 
-inline constexpr int kTileRows = 160;  // of a tile, at most
+/// Rows of a tile, at most: as many as have registers for all sums. Of blocks of scales those are
+/// three of an output: a segment's, a chain's and all chains'.
+OPENSPEC_HD constexpr int tile_rows(WeightForm form) { return has_blocks(form) ? 96 : 160; }
 
 /// One of the two products over all rows, which lie one behind the other by their experts.
 struct TileProduct {
   LinearStack weights;  // SwiGLU: gate and up
   const void* x;        // [num_places, num_inputs] bf16
   void* out;            // [num_places, outputs] bf16
-  SortedPairs pairs;    // in segments of kTileRows
+  SortedPairs pairs;    // in segments of tile_rows()
   int max_places;
 };
 

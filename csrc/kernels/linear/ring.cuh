@@ -48,41 +48,63 @@ __device__ __forceinline__ void publish_slot_barriers() {
 #endif
 }
 
+#if __CUDA_ARCH__ >= 900
+/// One bulk copy to a slot whose barrier expects its bytes.
+template <bool kIsReadOnce>
+__device__ __forceinline__ void copy_to_slot(uint32_t to, uint32_t barrier, const uint8_t* from,
+                                             int bytes) {
+  if constexpr (kIsReadOnce) {
+    asm volatile(
+        "{\n"
+        ".reg .b64 policy;\n"
+        "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+        "[%1], %2, [%3], policy;\n"
+        "}" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+  }
+}
+#endif
+
 /// Starts copying `bytes`, whole steps of weights, to a slot that every lane is done with. All
 /// lanes call it. kIsReadOnce: no other block reads them, and the second-level cache is to keep the
-/// activations and whatever else is read again instead.
-template <int kMaxBytes, bool kIsReadOnce>
+/// activations and whatever else is read again instead. Of up to kPieces pieces each has kMaxBytes
+/// of the slot; they come from `stride` bytes apart.
+template <int kMaxBytes, bool kIsReadOnce, int kPieces = 1>
 __device__ __forceinline__ void fill_slot(uint32_t slot, uint32_t barrier, const uint8_t* from,
-                                          int bytes, int lane) {
+                                          int bytes, int lane, int num_pieces = 1,
+                                          int64_t stride = 0) {
 #if __CUDA_ARCH__ >= 900
   if (lane == 0) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier),
+                 "r"(num_pieces * bytes)
                  : "memory");
-    if constexpr (kIsReadOnce) {
-      asm volatile(
-          "{\n"
-          ".reg .b64 policy;\n"
-          "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-          "[%1], %2, [%3], policy;\n"
-          "}" ::"r"(slot),
-          "l"(from), "r"(bytes), "r"(barrier)
-          : "memory");
-    } else {
-      asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-          "[%3];" ::"r"(slot),
-          "l"(from), "r"(bytes), "r"(barrier)
-          : "memory");
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      if (piece < num_pieces) {
+        copy_to_slot<kIsReadOnce>(slot + piece * kMaxBytes, barrier, from + piece * stride, bytes);
+      }
     }
   }
 #else
 #pragma unroll
-  for (int begin = 0; begin < kMaxBytes; begin += 32 * 16) {
-    const int at = begin + lane * 16;
-    if (at < bytes) {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(slot + at), "l"(from + at)
-                   : "memory");
+  for (int piece = 0; piece < kPieces; ++piece) {
+#pragma unroll
+    for (int begin = 0; begin < kMaxBytes; begin += 32 * 16) {
+      const int at = begin + lane * 16;
+      if (at < bytes && piece < num_pieces) {
+        asm volatile(
+            "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(slot + piece * kMaxBytes + at),
+            "l"(from + piece * stride + at)
+            : "memory");
+      }
     }
   }
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
@@ -151,11 +173,13 @@ __device__ __forceinline__ void load_weights(uint32_t (&weights)[4], uint32_t sl
 
 inline constexpr int kSlotSteps = 4;  // of a WeightRing
 
-/// Slots of up to kSteps steps, in turn. All lanes of the warp call every function together.
-template <WeightForm kForm, int kSteps = kSlotSteps>
+/// Slots of up to kSteps steps of each of kUnits units, in turn. All lanes of the warp call every
+/// function together.
+template <WeightForm kForm, int kSteps = kSlotSteps, int kUnits = 1>
 class WeightRing {
  public:
-  static constexpr int kSlotBytes = kSteps * step_bytes(kForm);
+  static constexpr int kUnitBytes = kSteps * step_bytes(kForm);
+  static constexpr int kSlotBytes = kUnits * kUnitBytes;
 
   __device__ WeightRing(uint32_t slots, uint32_t barriers, int num_slots, int lane)
       : slots_(slots), barriers_(barriers), num_slots_(num_slots), lane_(lane) {
@@ -167,12 +191,15 @@ class WeightRing {
     __syncwarp();
   }
 
-  /// Starts copying `num_steps` steps into a slot that every lane is done with.
-  __device__ __forceinline__ void fill(int slot, const uint8_t* from, int num_steps) {
+  /// Starts copying `num_steps` steps of each unit, `stride` bytes apart, into a slot that every
+  /// lane is done with.
+  __device__ __forceinline__ void fill(int slot, const uint8_t* from, int num_steps,
+                                       int num_units = 1, int64_t stride = 0) {
     // Blocks for other rows read them too.
     constexpr bool kIsReadOnce = false;
-    fill_slot<kSlotBytes, kIsReadOnce>(slots_ + slot * kSlotBytes, barrier(slot), from,
-                                       num_steps * step_bytes(kForm), lane_);
+    fill_slot<kUnitBytes, kIsReadOnce, kUnits>(slots_ + slot * kSlotBytes, barrier(slot), from,
+                                               num_steps * step_bytes(kForm), lane_, num_units,
+                                               stride);
   }
 
   /// Waits for the current slot to arrive; returns its shared address.

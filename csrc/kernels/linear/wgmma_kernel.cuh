@@ -185,12 +185,11 @@ __device__ __forceinline__ void multiply_chain(Reader& reader, const BlockScales
 }
 
 /// sums = a split's, scaled. `stored`: shared memory for the sums of the chains so far, where they
-/// have no registers.
-template <WeightForm kForm, int kRows, typename Reader>
+/// have no registers: kStores.
+template <WeightForm kForm, int kRows, bool kStores = stores_chains(kForm, kRows), typename Reader>
 __device__ __forceinline__ void add_split(const PackedLinear& weight, Reader& reader,
                                           const StepRange& steps, int unit, uint32_t stored,
                                           float (&sums)[kRows / 2]) {
-  constexpr bool kStores = stores_chains(kForm, kRows);
   // The first product of a chain overwrites them; as far as the compiler knows it may read them,
   // and without a value here they would take registers from one tile to the next.
   float own_sums[kRows / 2] = {};
