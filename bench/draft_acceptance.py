@@ -71,7 +71,7 @@ def answers(
     settings: dict[str, Any], turns: list[Turns], sampling: dict[str, Any]
 ) -> list[RequestOutput]:
     """Of an engine with these settings, thinking off."""
-    settings = {"adaptive_speculation": False, **settings}
+    settings = {"adaptive_speculation": False, "copied_drafts": False, **settings}
     with LLM(max_num_seqs=1, stats_interval_s=0.0, **settings) as llm:
         return llm.chat(
             turns,

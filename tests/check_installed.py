@@ -35,10 +35,14 @@ def main() -> None:
     matcher = _grammar.Matcher(vocabulary, compile_format(vocabulary, pattern("ab*")))
     assert matcher.allowed() == [0], matcher.allowed()
 
-    for module in (f"openspec.{name}" for name in ("serve", "bench", "doctor", "convert_drafter")):
-        subprocess.run(
-            [sys.executable, "-I", "-m", module, "--help"], check=True, stdout=subprocess.DEVNULL
+    commands = {
+        name: subprocess.Popen(
+            [sys.executable, "-I", "-m", f"openspec.{name}", "--help"], stdout=subprocess.DEVNULL
         )
+        for name in ("serve", "bench", "doctor", "convert_drafter")
+    }
+    failed = [name for name, command in commands.items() if command.wait()]
+    assert not failed, f"--help fails of {failed}"
 
     if "--cuda" in sys.argv:
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key

@@ -61,7 +61,7 @@ class EngineConfig:
     """When a draft of a sampled request is accepted. match: if it equals the token that plain
     decoding would draw, so that the text is plain decoding's. rejection: rejection sampling, which
     accepts a little more and keeps the distribution of texts, but not the text of a seed."""
-    copied_drafts: bool = False
+    copied_drafts: bool = True
     """Beside a draft model or head, also draft what followed where the text so far repeats itself,
     wherever that promises more. Never changes text. Has no effect with --acceptance rejection."""
     draft_memory: int | None = number(None, 1 << 17, 1 << 34, is_bytes=True)

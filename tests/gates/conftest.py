@@ -15,7 +15,7 @@ from openspec.config import EMBEDDED_MODEL
 from openspec.drafters import available_drafters, get_drafter, plain_method
 from tests.gates import harness, other_targets
 from tests.gates.harness import PLAIN, Job, Result, make_core, run_alone
-from tests.gates.pairs import EMBEDDED
+from tests.gates.pairs import EMBEDDED, MEETS_TARGETS
 from tests.heads import models, untrained
 
 
@@ -155,7 +155,22 @@ def drafter_settings(name: str, num_drafts: int = 4) -> dict[str, object]:
     return {"num_speculative_tokens": min(num_drafts, most), **settings}
 
 
-@pytest.fixture(params=[EMBEDDED, *other_targets.NAMES])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every drafter and every target; for a commit's run not those that it would leave out.
+
+    There are tens of thousands of cases, and each worker would make them.
+    """
+    drafters = [*available_drafters(), *VARIANTS, *PYTHON_DRAFTERS]
+    targets = [EMBEDDED, *other_targets.NAMES]
+    if not harness.runs_all():
+        drafters = [name for name in drafters if name not in LEFT_TO_FULL]
+        targets = targets if metafunc.module.__name__ == MEETS_TARGETS else [EMBEDDED]
+    for name, values in (("drafter_name", drafters), ("target_name", targets)):
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, values, indirect=True)
+
+
+@pytest.fixture
 def target_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every kind of target that the gates run over."""
     name = str(request.param)
@@ -164,16 +179,7 @@ def target_name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     return name
 
 
-def every_drafter() -> list[object]:
-    """Parameters of `drafter_name`."""
-    names = [*available_drafters(), *VARIANTS, *PYTHON_DRAFTERS]
-    return [
-        pytest.param(name, marks=pytest.mark.full) if name in LEFT_TO_FULL else name
-        for name in names
-    ]
-
-
-@pytest.fixture(params=every_drafter())
+@pytest.fixture
 def drafter_name(request: pytest.FixtureRequest, target_name: str) -> str:
     """Every drafter there is, with trees too, and some that only tests would want."""
     return str(request.param)

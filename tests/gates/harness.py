@@ -36,6 +36,11 @@ def imported(name: str) -> Any:
     return pytest.importorskip(name) if DEVICE == "cuda" else importlib.import_module(name)
 
 
+def runs_all() -> bool:
+    """Whether every combination of the gates' parameters runs."""
+    return IS_FULL or DEVICE == "cuda"
+
+
 @dataclass(frozen=True)
 class Job:
     """One request, when it arrives and when it is called off."""
@@ -85,6 +90,7 @@ def make_core(drafter: _C.Drafter | None = None, **settings: object) -> EngineCo
         "page_size": PAGE_SIZE,
         "num_threads": NUM_THREADS,
         "stats_interval_s": 0.0,
+        "copied_drafts": False,
         **settings,
     }
     return load_engine(config_from_settings(with_options(merged)), drafter)

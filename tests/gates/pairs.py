@@ -1,8 +1,9 @@
 """Which combinations of a gate's parameters run per commit: each pair of values meets in one.
 
 Each gate meets chains and trees of each method. Drafters that are alike in both take turns, from
-one gate to the next. In a gate marked `by_turns` methods take turns, too, over the values of its
-parameters: every pair of values still meets, but each with some method.
+one gate to the next. In a gate marked `by_turns` a method's chains and trees take turns, too, and
+so do methods over the values of its parameters: every pair of values still meets, but each with
+some method.
 
 Of other targets than the embedded model each meets each method in one gate of test_equality. Those
 that differ in their format alone count as one target.
@@ -17,6 +18,8 @@ from itertools import combinations
 import pytest
 
 EMBEDDED = "embedded"
+MEETS_TARGETS = "tests.gates.test_equality"
+"""The gates that a commit runs with other targets, too."""
 FIXTURES = ("drafter_name", "target_name")
 WITHOUT_HEAD = ("none", "ngram", "python")
 """Methods that meet other targets with `--full` alone: a target matters to heads more."""
@@ -42,12 +45,12 @@ def is_tree(drafter: object) -> bool:
 
 def needs_of(values: Values, by_turns: bool = False) -> set[object]:
     """What a case shows: a chain or a tree of its method, its parameters, and each two of these.
-    With `by_turns` not each two of its method and a parameter."""
+    With `by_turns` its method, a chain or a tree, its parameters, and each two of the latter."""
     drafter, *others = values
-    method = method_of(drafter)
+    method, shape = method_of(drafter), is_tree(drafter)
     paired = others if by_turns else [method, *others]
     shown = {*enumerate(others), *combinations(enumerate(paired), 2)}
-    return {(method, is_tree(drafter)), *shown}
+    return shown | ({method, shape} if by_turns else {(method, shape)})
 
 
 def cover_pairs(
@@ -128,7 +131,6 @@ def split(items: Sequence[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.
         (item, (gate_of(item), str(item.callspec.params["target_name"]), method))
         for item in others
         if (method := method_of(item.callspec.params["drafter_name"])) not in WITHOUT_HEAD
-        and "test_equality" in gate_of(item)
     ]
     for place in choose_for_targets([case for _, case in candidates]):
         left_out.remove(candidates[place][0])

@@ -52,6 +52,7 @@ def test_copies_beside_a_drafter(
         assert stats.num_accepted_copied_tokens > least
 
 
+@pytest.mark.by_turns
 def test_a_request_limits_copies_too(drafter_name: str, reference: Reference) -> None:
     batch = [
         dataclasses.replace(job, speculative=SpeculativeOptions(num_speculative_tokens=limit))

@@ -169,6 +169,7 @@ def test_cancellation(drafter_name: str, reference: Reference) -> None:
             assert result.text == expected.text
 
 
+@pytest.mark.by_turns
 def test_requests_with_their_own_say(drafter_name: str, reference: Reference) -> None:
     """Some draft, some do not, some draft less."""
     choices = (
@@ -192,6 +193,7 @@ def test_threads(drafter_name: str, num_threads: int, reference: Reference) -> N
     assert texts(run(core, batch)) == texts(reference(batch))
 
 
+@pytest.mark.by_turns
 def test_context_limit(drafter_name: str, reference: Reference) -> None:
     """Drafts stop short of the limit; the request runs to it and is no error."""
     batch = [
@@ -209,6 +211,7 @@ def test_context_limit(drafter_name: str, reference: Reference) -> None:
     assert {one.finish_reason for one in spec} == {"length"}
 
 
+@pytest.mark.by_turns
 def test_bfloat16(drafter_name: str, reference: Reference) -> None:
     batch = as_jobs("mixed", 8)
     core = make_core(**drafter_settings(drafter_name), dtype="bfloat16")

@@ -65,6 +65,7 @@ def test_two_failures_fail_the_requests_of_the_step(
     assert texts(run(core, batch)) == texts(reference(batch))
 
 
+@pytest.mark.by_turns
 def test_a_prefix_of_one_token_is_whole_while_it_is_all_there_is(drafter_name: str) -> None:
     """With a head the cached token runs again, so its page belongs to a sequence without KV."""
     if harness.DEVICE == "cuda":
@@ -84,6 +85,7 @@ def test_a_drafter_that_raises_costs_drafts_only(reference: Reference) -> None:
     assert core.stats().num_step_failures == 0
 
 
+@pytest.mark.by_turns
 def test_a_page_that_is_not_published_costs_nothing(
     drafter_name: str, reference: Reference
 ) -> None:
@@ -95,6 +97,7 @@ def test_a_page_that_is_not_published_costs_nothing(
     assert core.stats().num_step_failures == 0
 
 
+@pytest.mark.by_turns
 def test_a_request_that_is_not_admitted_is_the_only_one(
     drafter_name: str, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_holds_do_not_show(drafter_name: str, kind: str) -> None:
     assert holder.num_held > 10
 
 
+@pytest.mark.by_turns
 def test_holds_with_preemption_chunks_and_prefix_hits(drafter_name: str) -> None:
     batch = mixed_jobs("mixed", 10)
     settings = drafter_settings(drafter_name)

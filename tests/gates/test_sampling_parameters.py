@@ -93,6 +93,7 @@ def test_every_parameter_matters(reference: Reference) -> None:
             assert name in unchanged, f"{name} changes nothing"
 
 
+@pytest.mark.by_turns
 def test_all_parameters_in_one_batch(drafter_name: str, reference: Reference) -> None:
     batch = []
     for i, changes in enumerate(parameters().values()):
@@ -107,6 +108,7 @@ def test_all_parameters_in_one_batch(drafter_name: str, reference: Reference) ->
     assert [one.prompt_logprobs for one in results] == [one.prompt_logprobs for one in expected]
 
 
+@pytest.mark.by_turns
 def test_bad_words_are_never_said(drafter_name: str, reference: Reference) -> None:
     """What each answer says most, two tokens after each other, is forbidden it."""
     before = jobs("mixed", 8)
@@ -123,6 +125,7 @@ def test_bad_words_are_never_said(drafter_name: str, reference: Reference) -> No
         assert not any(pairs[one, other] for one, other in job.sampling.bad_word_ids)
 
 
+@pytest.mark.by_turns
 def test_nothing_left_to_say(drafter_name: str, reference: Reference) -> None:
     """After one of three tokens nothing may follow, or only an end that comes too early."""
     batch = []
@@ -144,6 +147,7 @@ def test_nothing_left_to_say(drafter_name: str, reference: Reference) -> None:
     assert any(result.error for result in results)
 
 
+@pytest.mark.by_turns
 def test_seed_alone_decides(drafter_name: str) -> None:
     """The same seed gives the same text in any company; another seed gives another text."""
     prompt = jobs("sampled", 9)[8].prompt

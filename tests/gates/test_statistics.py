@@ -87,6 +87,7 @@ def count(results: Sequence[Result], first_place: int = 0) -> Cells:
     return cells
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     "settings",
     [

@@ -84,6 +84,7 @@ def check_step(step: StepDetail) -> None:
         assert step.device_seconds <= step.seconds * 1.1 + 1e-4
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("kind", ["mixed"])
 def test_details(drafter_name: str, target_name: str, kind: str, reference: Reference) -> None:
     """Every token is in one step, in its place, and the steps add up to the counters."""

@@ -81,6 +81,7 @@ def plain_answers() -> list[RequestOutput]:
     return answers({"method": "none"})
 
 
+@pytest.mark.by_turns
 def test_stop_strings(drafter_name: str) -> None:
     """Text, ids and log-probabilities end together; equal to plain decoding's."""
     plain, spec = plain_answers(), answers(with_options(drafter_settings(drafter_name)))

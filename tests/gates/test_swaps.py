@@ -88,8 +88,8 @@ def test_a_swap_at_every_step(
     assert state.num_swaps > 50
     assert state.previous is not None
     assert stats.num_drafter_failures == 0
-    assert stats.prefix_cache_hits > 0
-    assert stats.num_preemptions > 0 or num_pages is None
+    # Of few pages no prefix may be left when its prompt comes again.
+    assert stats.prefix_cache_hits > 0 if num_pages is None else stats.num_preemptions > 0
     drafts = [state.counters.num_drafts, state.previous.counters.num_drafts]
     assert all(drafts)
     assert sum(drafts) == stats.num_drafts

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 from bench.oracles.targets import NUM_TOKENS, logits_of_openspec
-from bench.tiny_model.targets.hybrid import MTP_STEPS, TinyHybrid
-from bench.tiny_model.targets.train import KINDS
 from safetensors.torch import load_file
 
 from openspec import LLM, SamplingParams, ops
@@ -46,6 +44,8 @@ def worst(found: torch.Tensor, truth: torch.Tensor) -> float:
 @pytest.mark.parametrize("name", models.NAMES)
 def test_recipe(name: str) -> None:
     """Its model has the stored configuration and tensors, and computes what transformers does."""
+    from bench.tiny_model.targets.train import KINDS
+
     model = KINDS[name.removeprefix("tiny_")][0]().eval()
     config = json.loads((models.stored(name) / "config.json").read_text())
     assert config == model.config.to_hugging_face()
@@ -60,6 +60,9 @@ def test_recipe(name: str) -> None:
 @torch.inference_mode()
 def test_steps_of_training_are_drafts() -> None:
     """A chain of the recipe's head is one of the reference's, from a place within a text."""
+    # Here, for it takes seconds: it imports torch's compiler.
+    from bench.tiny_model.targets.hybrid import MTP_STEPS, TinyHybrid
+
     model, place = TinyHybrid().eval(), 20
     tensors = load_file(models.stored("tiny_hybrid") / "model.safetensors")
     model.load_state_dict(tensors)

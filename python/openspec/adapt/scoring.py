@@ -47,6 +47,7 @@ def step_prices(config: EngineConfig, method: str, folder: Path, num_drafts: int
         num_speculative_tokens=num_drafts,
         max_num_seqs=1,
         adaptive_speculation=True,
+        copied_drafts=False,
         gpu_memory_utilization=min(config.gpu_memory_utilization, ENGINE_SHARE),
     )
     core = load_engine(timed)

@@ -106,6 +106,7 @@ def judge(config: EngineConfig, folder: str, own: ScoreConfig, others: Sequence[
         config,
         draft_model=folder,
         adaptive_speculation=False,
+        copied_drafts=False,
         draft_memory=None,
         stats_interval_s=0.0,
         gpu_memory_utilization=min(config.gpu_memory_utilization, ENGINE_SHARE),
