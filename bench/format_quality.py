@@ -109,7 +109,8 @@ def main() -> None:
                     "alone": mean(same_before(a.token_ids, b.token_ids) for a, b in pairs),
                 }
             for method in filter(None, args.methods.split(",")):
-                with engine(model, name, method=method, adaptive_speculation=False) as llm:
+                drafting = {"method": method, "adaptive_speculation": False, "copied_drafts": False}
+                with engine(model, name, **drafting) as llm:
                     cell[method] = tokens_a_step(answers(llm, questions, args.max_tokens))
             report.setdefault(model, {})[name] = cell
             print(model, name, json.dumps(cell), flush=True)

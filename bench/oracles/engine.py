@@ -24,6 +24,7 @@ def make_runner(target: Path, head: Path, method: str, depth: int, **options: in
         "method": method,
         "num_speculative_tokens": depth,
         "adaptive_speculation": False,
+        "copied_drafts": False,
         "device": "cpu",
         "dtype": "float32",
         "max_model_len": 256,

@@ -44,6 +44,7 @@ def make_runner(folders: Folders, method: str, num_drafts: int, **options: int |
                     "method": method,
                     "num_speculative_tokens": num_drafts,
                     "adaptive_speculation": False,
+                    "copied_drafts": False,
                     "device": "cpu",
                     "max_model_len": 128,
                     "max_num_seqs": 2,

@@ -118,7 +118,7 @@ def test_what_filters_leave_of_a_position_does_not_bound_a_markov_head(
 
     with LLM(
         model=str(TINY), device="cpu", method="dspark", num_speculative_tokens=CHAIN,
-        adaptive_speculation=False, max_num_seqs=4, max_model_len=512,
+        adaptive_speculation=False, copied_drafts=False, max_num_seqs=4, max_model_len=512,
         stats_interval_s=0.0,
         method_options=dict(options),
     ) as llm:  # fmt: skip
