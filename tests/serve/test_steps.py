@@ -85,7 +85,7 @@ def test_a_stop_string_cuts_the_last_step(server: RunningServer) -> None:
 def real() -> Iterator[RealServer]:
     arguments = ("--kv-cache-memory", "64MiB", "--no-adaptive-speculation", "--method", "eagle3")
     # What earlier requests were like has a say in whether copies are taken.
-    options = ("--method-option", "draft_top_k=3")
+    options = ("--method-option", "draft_top_k=3", "--no-copied-drafts")
     with real_server(*arguments, *options) as server:
         yield server
 
