@@ -100,7 +100,7 @@ def test_texts_and_lengths() -> None:
 def test_repeats_in_repeats_are_small(source: str) -> None:
     start = time.process_time()
     found = Pattern(source).automaton(is_anchored=False)
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 6
     assert found.num_states < 500
 
 
@@ -109,14 +109,14 @@ def test_bombs(source: str) -> None:
     start = time.process_time()
     with pytest.raises(PatternError):
         Pattern(source).automaton(is_anchored=False)
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 6
 
 
 def test_matching_takes_time_in_proportion() -> None:
     found = Pattern("(a+)+$").automaton(is_anchored=False)
     start = time.process_time()
     assert not found.accepts("a" * 100_000 + "b")
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 3
 
 
 @pytest.mark.parametrize(

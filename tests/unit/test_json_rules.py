@@ -292,5 +292,5 @@ def wide_object(num: int, *, is_required: bool, **more: object) -> dict[str, obj
 def test_large_schemas_compile_soon(schema: object, most_bytes: int) -> None:
     start = time.process_time()
     data = compiled_schema(schema)
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 6
     assert len(data) < most_bytes

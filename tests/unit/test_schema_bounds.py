@@ -204,7 +204,8 @@ def test_rewriting_is_bounded(schema: dict, is_fine: bool) -> None:
         was_fine = True
     except Unenforceable:
         was_fine = False
-    assert time.process_time() - start < 2.0
+    # A second on an idle machine, twice that on a busy one; without a bound it would be minutes.
+    assert time.process_time() - start < 6.0
     assert was_fine == is_fine
 
 
