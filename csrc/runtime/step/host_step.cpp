@@ -1,6 +1,7 @@
 #include "runtime/step/host_step.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numeric>
 #include <utility>
@@ -354,13 +355,11 @@ std::vector<StepKind> HostStep::step_kinds() const {
   const int most = std::min(config.max_num_batched_tokens, config.max_num_seqs * rows_per_seq);
   std::vector<StepKind> kinds;
   // Whose rows they are hardly matters, so those of one sequence tell what rows cost; what a
-  // drafter adds hangs on the number of sequences alone. It learns from the rows that are taken: of
-  // each sequence from as many as where drafts just pay.
-  constexpr double kRatio = 0.7;
-  const DraftOffer offer{.num_drafts = config.max_draft_tokens, .ratio = kRatio};
-  const int num_learned = 1 + static_cast<int>(std::lround(worth_of(offer, /*price=*/0.0)));
+  // drafter adds hangs on the number of sequences alone. Rows of its own steps are a power of two,
+  // as those of others that are timed before.
+  const int room = static_cast<int>(std::bit_ceil(static_cast<unsigned>(num_learned())));
   const auto add = [&](int num_rows, bool proposes) {
-    const int of_each = proposes && num_rows * num_learned <= most ? num_learned : 1;
+    const int of_each = proposes && num_rows * room <= most ? room : 1;
     const StepKind kind{proposes ? num_rows : 1, num_rows * of_each, proposes};
     if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
   };
@@ -382,6 +381,12 @@ std::vector<StepKind> HostStep::step_kinds() const {
   return kinds;
 }
 
+int HostStep::num_learned() const {
+  constexpr double kRatio = 0.7;
+  const DraftOffer offer{.num_drafts = context_.config.max_draft_tokens, .ratio = kRatio};
+  return 1 + static_cast<int>(std::lround(worth_of(offer, /*price=*/0.0)));
+}
+
 double HostStep::time_step(const StepKind& kind, std::span<const int> slots) {
   const RunnerConfig& config = context_.config;
   StepLease lease;
@@ -390,10 +395,10 @@ double HostStep::time_step(const StepKind& kind, std::span<const int> slots) {
   for (int i = 0; i < kind.num_seqs; ++i) {
     const int slot = slots[static_cast<size_t>(i)];
     const int num_rows = (kind.num_rows + i) / kind.num_seqs;
-    const int num_tokens = context_.table.num_tokens(slot);
     // The token after a row that the drafter learns from is known.
-    num_computed.push_back(kind.proposes ? std::clamp(num_tokens - 1, 1, num_rows) : 1);
-    const int context = num_tokens - num_computed.back();
+    const int num_known = std::min(num_learned(), context_.table.num_tokens(slot) - 1);
+    const int context = context_.table.num_tokens(slot) - num_known;
+    num_computed.push_back(kind.proposes ? std::min(num_rows, num_known) : 1);
     Span span{.slot = slot,
               .num_new_tokens = 1,
               .kv_len = context - 1,

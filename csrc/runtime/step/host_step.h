@@ -76,6 +76,8 @@ class HostStep final : public StepBackend {
   void choose(StepLease& lease);
   void accept(StepLease& lease);
 
+  /// Rows of a sequence that a timed drafter learns from: where drafts just pay, so many are taken.
+  int num_learned() const;
   void settle_learning(StepLease& lease);
   void lay_out(StepLease& lease);
   /// How many blocks of records are folded before and after the step, by span.
