@@ -238,10 +238,10 @@ def test_what_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "block_states", lambda *_: torch.randn(1, 4, 15, trainable.HIDDEN))
     anchors = torch.tensor([[4, 21, 40, 41]])
     lengths = torch.tensor([[15, 15, 15, 2]])
-    sums = head.measure(lesson._replace(generated=generated), ENDS, anchors, lengths)
+    _, sums = head.measure(lesson._replace(generated=generated), ENDS, anchors, lengths)
     # 13 tokens follow the first anchor in its text, 4 the second before the gap, 7 the third, and
     # the last block is short.
-    assert sums[3].tolist() == [4.0] * 2 + [3.0] * 2 + [2.0] * 3 + [1.0] * 6 + [0.0] * 2
+    assert sums[1].tolist() == [4.0] * 2 + [3.0] * 2 + [2.0] * 3 + [1.0] * 6 + [0.0] * 2
 
 
 def test_lengths_are_within_the_block() -> None:
