@@ -98,8 +98,13 @@ def test_how_many_rows_are_scored_at_once_is_no_matter(
     scale = torch.tensor([1.0, 0.5, 2.0])[:, None, None]
     lesson = lesson._replace(captured=lesson.captured * scale, last=lesson.last * scale.flip(0))
     found = []
-    for most in (1, 2 * lesson.tokens.shape[1], 1 << 20):
-        monkeypatch.setattr(parts, "POSITIONS_AT_ONCE", most)
+    a_row = (
+        made.num_anchors * head.most_drafts * trainable.VOCABULARY
+        if is_block
+        else lesson.tokens.shape[1] * len(vocabulary)
+    )
+    for most in (1, 2 * a_row, 1 << 40):
+        monkeypatch.setattr(parts, "SCORES_AT_ONCE", most)
         head.zero_grad()
         loss = head.loss(lesson, ENDS, torch.Generator().manual_seed(1))
         loss.backward()

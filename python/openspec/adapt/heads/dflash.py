@@ -271,7 +271,8 @@ class BlockHead(TrainableHead):
         weights = counted * torch.exp(-place / GAMMA)
         weights = weights / weights.sum().clamp(min=1)
         chosen, loss = torch.empty_like(before), state.new_zeros((), dtype=torch.float32)
-        for part in in_parts(before[0].numel(), state, before, last, weights, chosen):
+        scores = before[0].numel() * len(ends.head)  # of a row
+        for part in in_parts(scores, state, before, last, weights, chosen):
             loss = loss + descended(self._loss, *part, ends)
         right = (chosen == actual).long() * counted
         run = right.cumprod(-1)

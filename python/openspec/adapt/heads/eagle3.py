@@ -172,8 +172,8 @@ class Eagle3Head(VocabularyHead):
 
     def loss(self, lesson: Lesson, ends: TargetEnds, random: torch.Generator) -> Tensor:
         """Cross-entropy with the target's distribution over the draft vocabulary, by step."""
-        length = lesson.tokens.shape[1]
-        taught = (self._truth(last, ends) for (last,) in in_parts(length, lesson.last))
+        scores = lesson.tokens.shape[1] * len(self.vocabulary)  # of a row
+        taught = (self._truth(last, ends) for (last,) in in_parts(scores, lesson.last))
         truth, is_drafted = map(torch.cat, zip(*taught, strict=True))
         has_best = is_drafted & lesson.learned
         total = truth.new_zeros((), dtype=torch.float32)
@@ -183,7 +183,7 @@ class Eagle3Head(VocabularyHead):
             same = _ahead(lesson.places, step) == lesson.places + step
             counted = _ahead(has_best, step) & same & (lesson.places > 0)
             weights = counted * (DECAY**step / whole / counted.sum().clamp(min=1))
-            for part in in_parts(length, state, truth, weights):
+            for part in in_parts(scores, state, truth, weights):
                 total = total + descended(self._entropy, *part, step)
         return total
 

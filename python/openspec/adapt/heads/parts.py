@@ -83,13 +83,13 @@ class Lesson(NamedTuple):
         return inside & F.pad(self.generated[:, 1:], (0, 1))
 
 
-POSITIONS_AT_ONCE = 1024
-"""Of which scores of all tokens are made together: the largest of what a lesson takes."""
+SCORES_AT_ONCE = 1 << 25
+"""That are made together, of all tokens at all positions: the largest of what a lesson takes."""
 
 
-def in_parts(positions: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Rows of the tensors, each of so many positions, a few at a time."""
-    size = max(1, POSITIONS_AT_ONCE // positions)
+def in_parts(scores: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Rows of the tensors, each of so many scores, a few at a time."""
+    size = max(1, SCORES_AT_ONCE // scores)
     return zip(*(tensor.split(size) for tensor in tensors), strict=True)
 
 
