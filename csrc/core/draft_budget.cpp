@@ -73,13 +73,16 @@ void StepYield::Mean::observe(double observed) {
   num_observed = std::min(num_observed + 1, kLast);
 }
 
-void StepYield::Kinds::observe(int num_drafts, double observed, bool is_common) {
+void StepYield::Kinds::observe(int num_drafts, double observed, bool is_common, double doubt) {
   if (is_common) common.observe(observed);
-  Mean& own = by_drafts[power_of_two(num_drafts)];
+  Mean &own = by_drafts[power_of_two(num_drafts)], &plain = by_drafts[0];
   for (Mean& mean : by_drafts) {
-    const double weight = mean.num_observed == 0 ? 1.0 : &mean == &own ? 0.0 : kForgotten;
+    const bool stays = &mean == &own || (is_common && &mean == &plain);
+    const double weight = mean.num_observed == 0 ? 1.0 : stays ? 0.0 : kForgotten;
     mean.value += weight * (common.value - mean.value);
   }
+  const bool is_first = is_common && &own == &plain && own.num_observed == 0;
+  if (is_first && std::abs(observed - own.value) > doubt) own.value = observed;
   own.observe(observed);
 }
 
@@ -88,6 +91,11 @@ StepYield::Correction StepYield::of(int num_seqs, int num_drafts) const {
   const size_t own = power_of_two(num_drafts);
   const Mean& tokens = tokens_ == Tokens::kAlike ? load.tokens.common : load.tokens.by_drafts[own];
   return {num_drafts > 0 ? tokens.value : 1.0, load.seconds.by_drafts[own].value};
+}
+
+bool StepYield::is_known(int num_seqs, int num_drafts) const {
+  const Kinds& seconds = loads_[power_of_two(num_seqs)].seconds;
+  return seconds.by_drafts[power_of_two(num_drafts)].num_observed > 0;
 }
 
 void StepYield::observe(int num_seqs, int num_drafts, double expected_tokens,
@@ -103,7 +111,8 @@ void StepYield::observe(int num_seqs, int num_drafts, double expected_tokens,
   const double late = seconds / expected_seconds - 1.0;
   const double delay = std::clamp(late, 1.0 / kMost - 1.0, kMost - 1.0) * expected_seconds;
   Load& load = loads_[power_of_two(num_seqs)];
-  load.seconds.observe(num_drafts, delay, common_ == Common::kDelay);
+  constexpr double kDoubt = 0.2;
+  load.seconds.observe(num_drafts, delay, common_ == Common::kDelay, kDoubt * expected_seconds);
   if (num_drafts > 0) {
     load.tokens.observe(num_drafts, std::min(tokens / expected_tokens, kMost), true);
   } else {
@@ -219,20 +228,21 @@ RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int
 
 DraftGate& DraftGates::of(int num_seqs) { return gates_[power_of_two(num_seqs)]; }
 
-bool DraftGate::opens(double with_drafts, double without_drafts, double duration) {
+bool DraftGate::opens(double with_drafts, double without_drafts, double duration, bool is_guess) {
   if (num_left_ > 0) {
     --num_left_;
     return trial_opens_;
   }
   const bool pays = with_drafts > without_drafts;
   const bool is_clear = with_drafts > kClearGain * without_drafts;
-  double wait = (is_clear ? kClearFactor : kOpenFactor) * interval_;
+  const bool is_first = pays && is_guess;
+  double wait = is_first ? kFirstGuesses : (is_clear ? kClearFactor : kOpenFactor) * interval_;
   if (!pays) {
     const double loss = duration * (1.0 - with_drafts / without_drafts);
     wait = loss > kUsualLoss ? kLastInterval * loss / kUsualLoss : interval_;
   }
   if (++num_steps_ < wait) return pays;
-  interval_ = std::min(2 * interval_, kLastInterval);
+  if (!is_first) interval_ = std::min(2 * interval_, kLastInterval);
   num_steps_ = 0;
   num_left_ = kTrialSteps - 1;
   trial_opens_ = !pays;

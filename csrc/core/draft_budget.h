@@ -96,6 +96,8 @@ class StepYield {
     double seconds = 0.0;  // to be added
   };
   Correction of(int num_seqs, int num_drafts) const;
+  /// Whether such steps were seen: else they are thought to be as late as all of as many sequences.
+  bool is_known(int num_seqs, int num_drafts) const;
   /// Forgets how many tokens steps brought: other drafts come. What steps take stays known.
   void forget_tokens() {
     for (Load& load : loads_) load.tokens = Kinds{1.0};
@@ -115,7 +117,10 @@ class StepYield {
     Mean common;
     std::array<Mean, 16> by_drafts;
     explicit Kinds(double value) : common{value} { by_drafts.fill({value}); }
-    void observe(int num_drafts, double observed, bool is_common);
+    /// What is not seen is forgotten; where kinds have something in common, steps without drafts
+    /// are not, because others are weighed by them. Then the first of these counts alone if it
+    /// differs by more than `doubt` from what was thought.
+    void observe(int num_drafts, double observed, bool is_common, double doubt = 0.0);
   };
   struct Load {
     Kinds tokens{1.0}, seconds{0.0};
@@ -170,15 +175,16 @@ RowBudget spend_row_budget(std::span<const DraftOffer> offers, int num_rows, int
 class DraftGate {
  public:
   /// Expected tokens per second with and without drafts; `duration` of a step with them, in steps
-  /// without.
-  bool opens(double with_drafts, double without_drafts, double duration = 1.0);
+  /// without. `is_guess`: nothing is known of steps without, and drafts that pay may not.
+  bool opens(double with_drafts, double without_drafts, double duration = 1.0,
+             bool is_guess = false);
 
  private:
   static constexpr int kTrialSteps = 6;
   // Steps between trials, doubled by each. A trial of drafts may win much; where they win there is
   // less to find out, and more to lose.
   static constexpr int kFirstInterval = 16, kLastInterval = 512;
-  static constexpr int kOpenFactor = 4, kClearFactor = 16;
+  static constexpr int kOpenFactor = 4, kClearFactor = 16, kFirstGuesses = 8;
   static constexpr double kClearGain = 1.5;
   // What a step of a trial of drafts may lose, in steps without. Of more, trials are as much rarer
   // than the rarest, from the first on: they cost 0.6 %.

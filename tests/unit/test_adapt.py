@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,8 +25,9 @@ from openspec.adapt.scoring import (
     chain_hits,
     conditional,
     length_of,
-    priced,
     score,
+    step_milliseconds,
+    step_prices,
     walk,
 )
 from openspec.adapt.start import read_start
@@ -47,8 +50,9 @@ from openspec.adapt.texts import (
 )
 from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import config_from_settings
+from openspec.engine.core.engine_core import EngineCore
 from openspec.errors import ConfigError
-from openspec.messages import SpecDecodeStats, StepTime, add_counters
+from openspec.messages import EngineRequest, SpecDecodeStats, add_counters
 from openspec.records.recorder import Limits, Recorder
 from openspec.records.shards import target_identity
 from tests.gates import hybrid_target
@@ -279,24 +283,42 @@ def test_what_is_counted() -> None:
     assert conditional([hits], 3) == [2 / 3, 1 / 2, 1.0]
 
 
-def test_what_a_step_of_one_request_costs() -> None:
-    """A CPU's engine times the drafter with one row, a GPU's with as many as steps come in."""
+def test_what_a_step_of_one_request_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The median of its steps with all that is between them; the prompt's is none of them."""
+    now, requests, took = 0.0, list[EngineRequest](), list[float]()
+    usual, asked = iter((0.007, 0.004, 0.005) * 2), list[bool]()
 
-    def prices(*times: tuple[int, bool, float], num_drafts: int) -> tuple[float, float]:
-        other = StepTime(num_seqs=2, num_rows=2, proposes=True, milliseconds=0.1)
-        every = [
-            StepTime(num_seqs=1, num_rows=rows, proposes=proposes, milliseconds=milliseconds)
-            for rows, proposes, milliseconds in times
-        ]
-        found = priced([other, *every], num_drafts)
-        return found.plain, found.drafted
+    def add(request: EngineRequest) -> None:
+        asked.append(request.speculative.enabled)
+        requests.append(request)
+        took[:] = [next(usual)]
 
-    cpu = [(1, False, 3.0), (4, False, 7.0), (2, False, 4.5), (1, True, 5.0)]
-    assert prices(*cpu, num_drafts=3) == (3.0, 7.0 + 5.0 - 3.0)
-    assert prices(*cpu, num_drafts=1) == (3.0, 4.5 + 5.0 - 3.0)
-    gpu = [(1, False, 6.0), (2, False, 6.1), (8, False, 6.5), (2, True, 8.4), (8, True, 8.7)]
-    assert prices(*gpu, num_drafts=4) == (6.0, 8.7)
-    assert prices(*gpu[:3], num_drafts=4) == (6.0, 6.5)
+    class Core:
+        info = SimpleNamespace(max_model_len=64)
+        add_request = staticmethod(add)
+
+        @property
+        def has_work(self) -> bool:
+            return bool(requests)
+
+        def step(self) -> list[str]:
+            nonlocal now
+            took.append(1.0 if len(took) == 1 else 9.0 if len(took) == 4 else took[0])
+            now += took[-1] + 0.001
+            if len(took) == 13:
+                requests.pop()
+            return ["output"] if len(took) % 2 else []  # as others are collected later
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    for drafts in (False, True):
+        assert step_milliseconds(cast(EngineCore, Core()), drafts=drafts) == pytest.approx(10.0)
+    assert len(took) == 13 and asked == [False] * 3 + [True] * 3
+
+
+def test_steps_with_drafts_cost_more() -> None:
+    config = config_from_settings({"num_threads": 1, "max_model_len": 200}).with_folders()
+    found = step_prices(config, "eagle3", trainable.TINY / "eagle3", 3)
+    assert 0 < found.plain < found.drafted < 50 * found.plain
 
 
 def trained(prompts: Path, out: Path, *more: str) -> dict[str, Any]:

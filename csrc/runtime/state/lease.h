@@ -132,6 +132,7 @@ struct StepLease {
   /// What the row budget expects of the step; no seconds: nothing was measured.
   struct Plan {
     bool proposes = false;  // with a costly drafter at work
+    bool samples = false;   // most of its sequences
     int num_drafts = 0;
     double tokens = 0.0, seconds = 0.0;
   };

@@ -144,8 +144,13 @@ bool DraftPlanner::drafter_pays(StepLease& lease, bool may_be_absent, double hos
   const double rate = with.num_drafts > 0 ? with.tokens_per_second : 0.0;
   // Nothing is learned of steps with prompts: no trials there.
   if (has_prompt(lease)) return rate > without.tokens_per_second;
-  return gates_.of(num_sampled(lease))
-      .opens(rate, without.tokens_per_second, with.seconds / without.seconds);
+  auto& [yield, gates] = experience_[lease.plan.samples];
+  const int num_seqs = num_sampled(lease);
+  // What made steps with drafts late may make those without late, or may not.
+  const bool is_guess =
+      !yield.is_known(num_seqs, without.num_drafts) && rate <= without.tokens / without.seconds;
+  return gates.of(num_seqs).opens(rate, without.tokens_per_second, with.seconds / without.seconds,
+                                  is_guess);
 }
 
 RowBudget DraftPlanner::plan(StepLease& lease, std::span<const DraftOffer> offers, bool proposes,
@@ -153,14 +158,20 @@ RowBudget DraftPlanner::plan(StepLease& lease, std::span<const DraftOffer> offer
   proposes = proposes && !proposing_times_.empty();
   const int num_seqs = static_cast<int>(lease.requests.size());
   const int num_rows = num_known_rows(lease), num_samples = num_sampled(lease);
+  const bool samples =
+      2 * std::ranges::count_if(lease.requests,
+                                [&](const SpanRequest& request) {
+                                  return table_.params(request.slot).temperature >= kMinTemperature;
+                                }) >
+      num_seqs;
   const StepPrices plain = prices(plain_times_, num_seqs);
   // A prompt takes its time whatever is drafted beside it. Were that part of the rate, drafts would
   // seem to pay that take more time than the same tokens do in the steps after it.
   const double prompt_seconds = plain.seconds(num_rows) - plain.seconds(num_samples);
   RowBudget budget = spend_row_budget(offers, num_rows, num_samples, config_.max_num_batched_tokens,
                                       proposes ? prices(proposing_times_, num_seqs) : plain,
-                                      host_seconds - prompt_seconds, yield_);
-  lease.plan = {proposes, budget.num_drafts, budget.tokens, budget.seconds};
+                                      host_seconds - prompt_seconds, experience_[samples].yield);
+  lease.plan = {proposes, samples, budget.num_drafts, budget.tokens, budget.seconds};
   return budget;
 }
 
@@ -217,8 +228,9 @@ void DraftPlanner::observe_time(const StepLease& lease, double seconds) {
   // A step of another kind leaves caches and clocks that suit it.
   if (std::exchange(last_proposed_, lease.plan.proposes) != lease.plan.proposes) num_same_ = 0;
   if (++num_same_ < kFirstLearned) return;
-  yield_.observe(num_sampled(lease), lease.plan.num_drafts, lease.plan.tokens, lease.plan.seconds,
-                 num_tokens, seconds);
+  experience_[lease.plan.samples].yield.observe(num_sampled(lease), lease.plan.num_drafts,
+                                                lease.plan.tokens, lease.plan.seconds, num_tokens,
+                                                seconds);
 }
 
 void DraftPlanner::observe_experts(const StepLease& lease) {

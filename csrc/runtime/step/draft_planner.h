@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <optional>
 #include <span>
 #include <vector>
@@ -18,11 +19,9 @@ class DraftPlanner {
  public:
   DraftPlanner(const RunnerConfig& config, const SequenceTable& table, const DrafterNeeds& needs,
                StepYield::Common common)
-      : config_(config),
-        table_(table),
-        needs_(needs),
-        sharing_(sharing_of(config.target)),
-        yield_(common, needs.is_costly ? StepYield::Tokens::kByDrafts : StepYield::Tokens::kAlike) {
+      : config_(config), table_(table), needs_(needs), sharing_(sharing_of(config.target)) {
+    const auto tokens = needs.is_costly ? StepYield::Tokens::kByDrafts : StepYield::Tokens::kAlike;
+    for (Experience& one : experience_) one.yield = StepYield(common, tokens);
   }
 
   /// Of steps without and with a costly drafter at work.
@@ -67,8 +66,10 @@ class DraftPlanner {
   void observe_time(const StepLease& lease, double seconds);
   /// Another drafter works from here on: what its drafts bring is not known. What steps take is.
   void forget_drafter() {
-    yield_.forget_tokens();
-    gates_ = {};
+    for (Experience& one : experience_) {
+      one.yield.forget_tokens();
+      one.gates = {};
+    }
   }
   /// What rows of a collected step have in common, if it was one of decoding alone.
   void observe_experts(const StepLease& lease);
@@ -93,8 +94,13 @@ class DraftPlanner {
   StepTable plain_times_, proposing_times_;
   double seconds_per_expert_ = 0.0;
   std::optional<ExpertSharing> sharing_;
-  StepYield yield_;
-  DraftGates gates_;
+  /// Of steps most of whose sequences take the likeliest token, and of those most of whose sample:
+  /// their rows cost more than the timed ones, and other drafts are right.
+  struct Experience {
+    StepYield yield;
+    DraftGates gates;
+  };
+  std::array<Experience, 2> experience_;
   // Steps of the kind of the last one, in a row; from which on they count.
   static constexpr int kFirstLearned = 3;
   bool last_proposed_ = false;

@@ -1,6 +1,7 @@
 #include "runtime/step/host_step.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
@@ -353,9 +354,14 @@ std::vector<StepKind> HostStep::step_kinds() const {
   const int most = std::min(config.max_num_batched_tokens, config.max_num_seqs * rows_per_seq);
   std::vector<StepKind> kinds;
   // Whose rows they are hardly matters, so those of one sequence tell what rows cost; what a
-  // drafter adds hangs on the number of sequences alone.
+  // drafter adds hangs on the number of sequences alone. It learns from the rows that are taken: of
+  // each sequence from as many as where drafts just pay.
+  constexpr double kRatio = 0.7;
+  const DraftOffer offer{.num_drafts = config.max_draft_tokens, .ratio = kRatio};
+  const int num_learned = 1 + static_cast<int>(std::lround(worth_of(offer, /*price=*/0.0)));
   const auto add = [&](int num_rows, bool proposes) {
-    const StepKind kind{proposes ? num_rows : 1, num_rows, proposes};
+    const int of_each = proposes && num_rows * num_learned <= most ? num_learned : 1;
+    const StepKind kind{proposes ? num_rows : 1, num_rows * of_each, proposes};
     if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
   };
   const bool is_costly = context_.drafter.needs().is_costly;
@@ -380,16 +386,19 @@ double HostStep::time_step(const StepKind& kind, std::span<const int> slots) {
   const RunnerConfig& config = context_.config;
   StepLease lease;
   std::vector<ProposeRequest> wanted;
+  std::vector<int32_t> num_computed;
   for (int i = 0; i < kind.num_seqs; ++i) {
     const int slot = slots[static_cast<size_t>(i)];
-    // The token after the first row is known: a drafter learns from it.
-    const int context = context_.table.num_tokens(slot) - 1;
+    const int num_rows = (kind.num_rows + i) / kind.num_seqs;
+    const int num_tokens = context_.table.num_tokens(slot);
+    // The token after a row that the drafter learns from is known.
+    num_computed.push_back(kind.proposes ? std::clamp(num_tokens - 1, 1, num_rows) : 1);
+    const int context = num_tokens - num_computed.back();
     Span span{.slot = slot,
               .num_new_tokens = 1,
               .kv_len = context - 1,
               .num_tokens = context,
               .draft = {}};
-    const int num_rows = (kind.num_rows + i) / kind.num_seqs;
     const int first = kind.num_seqs + i * (num_rows - 1);
     for (int row = 1; row < num_rows; ++row) {
       span.draft.append(made_up_token(first + row, config.target.vocab_size));
@@ -405,7 +414,6 @@ double HostStep::time_step(const StepKind& kind, std::span<const int> slots) {
   }
   score(lease);
   choose(lease);
-  const std::vector<int32_t> num_computed(lease.spans.size(), 1);
   const CommittedStep step = committed(lease, num_computed);
   if (context_.drafter.needs().is_costly && !kind.proposes) {
     teacher_.keep(step);

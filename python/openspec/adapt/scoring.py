@@ -9,7 +9,11 @@ next not yet written gives the steps that the engine makes.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import statistics
+import time
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -21,13 +25,16 @@ from torch import Tensor
 from openspec.adapt.heads.parts import ReadText, TargetEnds, TrainableHead, mixed_precision
 from openspec.adapt.target import ENGINE_SHARE
 from openspec.config import EngineConfig
+from openspec.engine.core.engine_core import EngineCore
 from openspec.engine.load import load_engine
-from openspec.messages import StepTime
+from openspec.messages import EngineRequest, SamplingParams, SpeculativeOptions
+
+TIMED_ANSWERS, TIMED_PROMPT, TIMED_TOKENS = 3, 32, 256
 
 
 @dataclass(frozen=True, slots=True)
 class StepPrices:
-    """Milliseconds of one request's step, as the engine measures them when it starts."""
+    """Milliseconds of one request's step, from the end of the one before it."""
 
     plain: float
     drafted: float
@@ -46,33 +53,37 @@ def step_prices(config: EngineConfig, method: str, folder: Path, num_drafts: int
         draft_model=str(folder),
         num_speculative_tokens=num_drafts,
         max_num_seqs=1,
-        adaptive_speculation=True,
+        adaptive_speculation=False,
         copied_drafts=False,
         gpu_memory_utilization=min(config.gpu_memory_utilization, ENGINE_SHARE),
     )
-    core = load_engine(timed)
-    times = core.info.step_times
-    core.close()
-    return priced(times, num_drafts)
+    with closing(load_engine(timed)) as core:
+        return StepPrices(*(step_milliseconds(core, drafts=drafts) for drafts in (False, True)))
 
 
-def priced(times: Iterable[StepTime], num_drafts: int) -> StepPrices:
-    """One request's prices from an engine's step times.
+def step_milliseconds(core: EngineCore, *, drafts: bool) -> float:
+    """The median of an answer's steps, of three answers the least.
 
-    Where the drafter was timed with fewer rows than drafts make, further rows cost what they do
-    without it.
+    An engine's own times of steps know none between them.
     """
-    of_one = sorted((one for one in times if one.num_seqs == 1), key=lambda one: one.num_rows)
-    plain = [one for one in of_one if not one.proposes]
-
-    def without(num_rows: int) -> float:
-        return next((one for one in plain if one.num_rows >= num_rows), plain[-1]).milliseconds
-
-    proposing = [one for one in of_one if one.proposes]
-    enough = (one for one in proposing if one.num_rows > num_drafts)
-    timed = next(enough, proposing[-1] if proposing else plain[0])
-    more = without(num_drafts + 1) - without(timed.num_rows)
-    return StepPrices(without(1), timed.milliseconds + more)
+    room = core.info.max_model_len - TIMED_PROMPT
+    request = EngineRequest(
+        request_id="timed",
+        prompt_token_ids=list(range(TIMED_PROMPT)),
+        sampling=SamplingParams(
+            temperature=0.0, max_tokens=min(room, TIMED_TOKENS), ignore_eos=True, seed=0
+        ),
+        speculative=SpeculativeOptions(enabled=drafts),
+    )
+    medians = []
+    for _ in range(TIMED_ANSWERS):
+        core.add_request(request)
+        ends = []
+        while core.has_work:
+            if core.step():
+                ends.append(time.perf_counter())
+        medians.append(statistics.median(b - a for a, b in itertools.pairwise(ends)))
+    return 1000 * min(medians)
 
 
 @dataclass(frozen=True, slots=True)

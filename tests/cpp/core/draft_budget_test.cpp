@@ -375,6 +375,25 @@ TEST(what_holds_up_every_step_says_nothing_against_drafts) {
   CHECK_NEAR(budget.seconds, 1.2, 1e-12);
 }
 
+TEST(steps_without_drafts_are_what_they_were_seen_to_be) {
+  // Only steps with drafts are late. Nothing says so until others are seen.
+  StepYield yield;
+  for (int i = 0; i < 300; ++i) yield.observe(32, 96, 80.0, 1.5, 80.0, 2.5);
+  CHECK(yield.is_known(32, 96) && !yield.is_known(32, 0));
+  CHECK_NEAR(yield.of(32, 0).seconds, 1.0, 1e-3);
+  yield.observe(32, 0, 32.0, 1.0, 32.0, 1.01);
+  CHECK(yield.is_known(32, 0));
+  CHECK_NEAR(yield.of(32, 0).seconds, 0.01, 1e-6);
+  // And nothing takes that back but such steps.
+  for (int i = 0; i < 2000; ++i) yield.observe(32, 96, 80.0, 1.5, 80.0, 2.5);
+  CHECK_NEAR(yield.of(32, 0).seconds, 0.01, 1e-6);
+  // One that is what was thought, by little, is one among others.
+  StepYield other;
+  for (int i = 0; i < 300; ++i) other.observe(32, 96, 80.0, 1.5, 80.0, 1.5);
+  other.observe(32, 0, 32.0, 1.0, 32.0, 1.09);
+  CHECK_NEAR(other.of(32, 0).seconds, 0.03, 0.01);
+}
+
 TEST(the_pace_of_the_machine_says_nothing_about_what_was_not_seen_since) {
   // Steps with drafts take half as long again as expected, others what is expected, until the
   // machine's pace changes. Without it in the account the ratio would be 2.1 and 4.2 in the end.
@@ -469,6 +488,14 @@ TEST(a_gate_tries_the_opposite_now_and_then_ever_more_rarely) {
   // Trials that cost ten times as much are as much rarer, from the first on.
   DraftGate costly;
   for (int i = 0; i < 2; ++i) CHECK_EQ(steps_to_trial(costly, 0.5, 1.0, 10.0), 10 * 512 - 1);
+  // Where only a guess says that drafts pay, the guess is tried soon, and then as ever.
+  DraftGate guess;
+  for (const bool is_guess : {true, false}) {
+    int num_steps = 0;
+    while (guess.opens(1.2, 1.0, 1.0, is_guess)) ++num_steps;
+    for (int i = 1; i < 6; ++i) CHECK(!guess.opens(1.2, 1.0, 1.0, is_guess));
+    CHECK_EQ(num_steps, is_guess ? 7 : 63);
+  }
   // Other numbers of sequences are another matter.
   DraftGates gates;
   CHECK(gates.of(4).opens(2.0, 1.0));

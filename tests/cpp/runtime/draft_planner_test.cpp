@@ -51,6 +51,43 @@ Planned plan_alone(double head) { return plan(head, 0, 0.0, AcceptanceEstimate(0
 
 }  // namespace
 
+TEST(steps_that_sample_are_known_by_themselves) {
+  RunnerConfig config;
+  config.max_model_len = 64;
+  config.max_num_batched_tokens = 256;
+  config.max_draft_tokens = kDrafts;
+  DrafterNeeds needs;
+  needs.is_costly = true;
+  SequenceTable table(2, config.max_model_len, config.page_size, kDrafts);
+  DraftPlanner planner(config, table, needs, StepYield::Common::kDelay);
+  planner.set_step_times(StepTable({{1, 1, 3.0}, {1, 4, 3.0}}, 4), StepTable({{1, 4, 3.5}}, 4));
+  StepLease lease;
+  const auto rate_of = [&](int slot) {
+    lease.requests = {{slot, 1, kDrafts}};
+    lease.is_sampled = {true};
+    const std::vector<DraftOffer> offers = {{.num_drafts = kDrafts, .ratio = 0.8}};
+    return planner.plan(lease, offers, /*proposes=*/true, 0.0).tokens_per_second;
+  };
+  const int greedy = table.add(std::vector<int32_t>(9), 9, {}, {});
+  SequenceParams params;
+  params.temperature = 1.0f;
+  const int sampled = table.add(std::vector<int32_t>(9), 9, params, {});
+  const double rate = rate_of(sampled);
+  CHECK_NEAR(rate_of(greedy), rate, 1e-12);
+  // Steps that sample take twice as long.
+  for (int i = 0; i < 40; ++i) {
+    rate_of(sampled);
+    lease.results.assign(1, {});
+    lease.results[0].num_computed = 1;
+    lease.results[0].token_ids = {1, 2, 3};
+    planner.observe_time(lease, 7.0);
+  }
+  CHECK_LT(rate_of(sampled), 0.7 * rate);
+  CHECK_NEAR(rate_of(greedy), rate, 1e-12);
+  lease.state = StepLease::State::kClosed;
+  for (const int slot : {greedy, sampled}) table.remove(slot);
+}
+
 TEST(where_nothing_is_found_to_copy_steps_are_those_of_the_drafter_alone) {
   AcceptanceEstimate seldom(0.5);
   for (int i = 0; i < 60; ++i) seldom.observe(1, 0);

@@ -69,6 +69,44 @@ TEST(output_does_not_depend_on_drafts_right_wrong_or_absurd) {
   }
 }
 
+/// Counts the rows that it learns from.
+class Learner final : public Drafter {
+ public:
+  Learner() { needs_.is_costly = true; }
+  const DrafterNeeds& needs() const override { return needs_; }
+  bool works_on_arrays() const override { return true; }
+  void learn(const ExecContext&, const TableView& table, const CommittedStep& step) override {
+    num_learned += step.num_committed;
+    for (int span = 0; span < step.rows.num_spans; ++span) {
+      const int end = step.rows.span_kv_len[span] + step.num_computed[span];
+      CHECK(step.rows.span_kv_len[span] >= 0);
+      CHECK_LT(end, table.num_tokens[step.rows.span_seq[span]]);  // the token after the last row
+    }
+  }
+  int num_learned = 0;
+
+ private:
+  DrafterNeeds needs_;
+};
+
+TEST(timed_steps_with_drafts_teach_as_many_rows_as_are_likely_to_be_taken) {
+  RunnerConfig config = small_config();
+  config.max_draft_tokens = 3;
+  auto drafter = std::make_unique<Learner>();
+  Learner& learner = *drafter;
+  Runner runner(config, 200, std::move(drafter));
+  load_random_weights(runner);
+  int num_proposing = 0;
+  for (const StepKind& kind : runner.backend().step_kinds()) {
+    learner.num_learned = 0;
+    // One turn, after one for memory that was never touched.
+    CHECK_EQ(runner.time_steps(std::vector<StepKind>{kind}, 12, 1, 10.0).size(), size_t{1});
+    CHECK_EQ(learner.num_learned, kind.proposes ? 2 * 3 * kind.num_seqs : 0);
+    num_proposing += kind.proposes;
+  }
+  CHECK_GT(num_proposing, 1);
+}
+
 TEST(a_sequence_whose_first_drafts_fail_soon_drafts_again) {
   constexpr size_t kNumWrong = 20;
   Job job{random_prompt(1, 9), {}};

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from openspec.adapt.cycle.duty import BesideConfig
 from openspec.adapt.cycle.server import Server, counters_of, live_length
 from openspec.adapt.cycle.shadow import HeadSourceConfig, Shadow, opened, shown
 from openspec.adapt.cycle.vocabulary import (
@@ -32,7 +33,7 @@ from openspec.adapt.cycle.vocabulary import (
     shares,
     with_vocabulary,
 )
-from openspec.adapt.cycle.watch import DRAFTS, EXPECTED, LENGTH, ServerConfig
+from openspec.adapt.cycle.watch import DRAFTS, EXPECTED, LENGTH
 from openspec.adapt.decide import Measured, Verdict, decide
 from openspec.adapt.heads.parts import TargetEnds, TrainableHead, VocabularyHead
 from openspec.adapt.loop import Schedule, Trainer
@@ -62,7 +63,7 @@ AT_HOME = 0.98
 
 
 @dataclass(frozen=True)
-class RunConfig(HeadSourceConfig, ServerConfig):
+class RunConfig(HeadSourceConfig, BesideConfig):
     """Settings of one turn."""
 
     out: str | None = named(None, "DIR")
@@ -142,6 +143,7 @@ class Turn:
         """Measures, learns, decides; a head that is taken is written, and swapped in."""
         with LLM(**dataclasses.asdict(answering_config(self.config))) as llm:
             set_threads(self.config)
+            llm.engine.on_launch = self.own.beside()
             torch.manual_seed(self.own.training_seed)
             lesson = self._lesson(llm, 0.0, TRIAL_TEXTS)
             before = after = lesson.measured(self.old.head)
@@ -262,7 +264,8 @@ class Turn:
             nonlocal kept, best
             kept, best = copy.deepcopy(learning), found
 
-        trainer = Trainer(learning, lesson.ends, schedule, None, self.own.training_seed)
+        seed = self.own.training_seed
+        trainer = Trainer(learning, lesson.ends, schedule, None, seed, lesson.states.wait)
         trainer.at.best = worth(before, best)
         trainer.at.curve.append({"step": 0, "length": best.length})  # it has been measured
         trainer.run(
