@@ -8,3 +8,7 @@ if(NOT EXISTS "${pybind11_DIR}/pybind11Config.cmake")  # also: a build environme
 endif()
 set(PYBIND11_FINDPYTHON ON)
 find_package(pybind11 2.13 CONFIG REQUIRED)
+# By a link in the build folder: pip's build environment has another path each time, and ccache compares paths.
+get_target_property(pybind11_headers pybind11::pybind11_headers INTERFACE_INCLUDE_DIRECTORIES)
+file(CREATE_LINK ${pybind11_headers} ${CMAKE_BINARY_DIR}/pybind11-headers SYMBOLIC)
+set_target_properties(pybind11::pybind11_headers PROPERTIES INTERFACE_INCLUDE_DIRECTORIES ${CMAKE_BINARY_DIR}/pybind11-headers)

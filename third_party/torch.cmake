@@ -41,8 +41,7 @@ set(OPENSPEC_TORCH_LIB_DIR ${torch_root}/lib)
 add_library(openspec_torch INTERFACE)
 # Not torch/csrc/api/include: nothing may include torch/extension.h or the C++ frontend.
 target_include_directories(openspec_torch SYSTEM INTERFACE ${torch_root}/include)
-target_compile_definitions(openspec_torch INTERFACE
-  _GLIBCXX_USE_CXX11_ABI=${torch_cxx11_abi} OPENSPEC_TORCH_VERSION="${OPENSPEC_TORCH_VERSION}")
+target_compile_definitions(openspec_torch INTERFACE _GLIBCXX_USE_CXX11_ABI=${torch_cxx11_abi})
 set(torch_libs c10 torch_cpu torch torch_python)
 if(OPENSPEC_TORCH_CUDA)
   list(APPEND torch_libs c10_cuda torch_cuda)

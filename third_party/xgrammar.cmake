@@ -15,6 +15,9 @@ else()
   file(READ ${CMAKE_CURRENT_BINARY_DIR}/third_party/xgrammar/tree.txt xgrammar_tree)
   target_link_libraries(openspec_xgrammar INTERFACE xgrammar)
 endif()
+# By a link, so that all builds name its headers by one relative path, by which ccache finds their objects.
+file(CREATE_LINK ${xgrammar_tree} ${CMAKE_BINARY_DIR}/xgrammar-headers SYMBOLIC)
+set(xgrammar_tree ${CMAKE_BINARY_DIR}/xgrammar-headers)
 # cpp: the declarations of its log, see csrc/grammar/library.cpp; added: what csrc/grammar defines for it.
 target_include_directories(openspec_xgrammar SYSTEM INTERFACE
   ${xgrammar_tree}/include ${xgrammar_tree}/3rdparty/dlpack/include ${xgrammar_tree}/cpp

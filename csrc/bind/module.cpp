@@ -521,7 +521,6 @@ void bind_runner(py::module_& m) {
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The openspec core.";
-  m.attr("torch_version") = OPENSPEC_TORCH_VERSION;
   // As the package's own errors, so that `except openspec.EngineError` catches the core's.
   py::register_exception_translator([](std::exception_ptr error) {
     const auto raise = [](const char* name, const std::exception& caught) {

@@ -98,8 +98,13 @@ def test_how_many_rows_are_scored_at_once_is_no_matter(
     scale = torch.tensor([1.0, 0.5, 2.0])[:, None, None]
     lesson = lesson._replace(captured=lesson.captured * scale, last=lesson.last * scale.flip(0))
     found = []
-    for most in (1, 2 * lesson.tokens.shape[1], 1 << 20):
-        monkeypatch.setattr(parts, "POSITIONS_AT_ONCE", most)
+    a_row = (
+        made.num_anchors * head.most_drafts * trainable.VOCABULARY
+        if is_block
+        else lesson.tokens.shape[1] * len(vocabulary)
+    )
+    for most in (1, 2 * a_row, 1 << 40):
+        monkeypatch.setattr(parts, "SCORES_AT_ONCE", most)
         head.zero_grad()
         loss = head.loss(lesson, ENDS, torch.Generator().manual_seed(1))
         loss.backward()
@@ -238,10 +243,10 @@ def test_what_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "block_states", lambda *_: torch.randn(1, 4, 15, trainable.HIDDEN))
     anchors = torch.tensor([[4, 21, 40, 41]])
     lengths = torch.tensor([[15, 15, 15, 2]])
-    sums = head.measure(lesson._replace(generated=generated), ENDS, anchors, lengths)
+    _, sums = head.measure(lesson._replace(generated=generated), ENDS, anchors, lengths)
     # 13 tokens follow the first anchor in its text, 4 the second before the gap, 7 the third, and
     # the last block is short.
-    assert sums[3].tolist() == [4.0] * 2 + [3.0] * 2 + [2.0] * 3 + [1.0] * 6 + [0.0] * 2
+    assert sums[1].tolist() == [4.0] * 2 + [3.0] * 2 + [2.0] * 3 + [1.0] * 6 + [0.0] * 2
 
 
 def test_lengths_are_within_the_block() -> None:

@@ -130,6 +130,17 @@ def test_a_few_texts_of_each_kind(llm: LLM, prompts: Path) -> None:
     assert len(gather(llm, own, 0.0, lambda *_: None).learned) > 5
 
 
+def test_texts_are_no_longer_than_a_replay_takes(llm: LLM, tmp_path: Path) -> None:
+    path, longest = tmp_path / "prompts.jsonl", SMALL["max_model_len"] - 1
+    path.write_text("".join(json.dumps({"prompt": [40] * n}) + "\n" for n in (14, 15, 16)))
+    own = SourceConfig(held_out=str(path), prompts=str(path), answer_tokens=longest - 15)
+    texts = gather(llm, own, None, lambda *_: None).held_out
+    assert [text.prompt for text in texts] == [14, 15]
+    assert len(Replay(llm, [0]).texts([[40] * longest])[0]) == longest
+    with pytest.raises(ValueError, match="leave no room"):
+        Replay(llm, [0]).texts([[40] * (longest + 1)])
+
+
 def test_the_model_asks_itself(llm: LLM) -> None:
     """Chats of one user turn each, none twice; the same seed asks the same."""
     found = own_prompts(llm, 24, 3)

@@ -129,11 +129,13 @@ class HeadStates:
         return by_layer[..., self._places, :].flatten(-2), by_layer[..., -1, :]
 
     def read(self, texts: Sequence[Text]) -> list[ReadText]:
-        """Texts with what the head may read of them."""
+        """Texts with what the head may read of them, which would fill much of a GPU: on the CPU."""
         found = self._replay.texts([text.tokens for text in texts])
         return [
             ReadText(
-                torch.tensor(text.tokens, device=self._device), text.prompt, self._split(states)[0]
+                torch.tensor(text.tokens, device=self._device),
+                text.prompt,
+                self._split(states)[0].cpu(),
             )
             for text, states in zip(texts, found, strict=True)
         ]

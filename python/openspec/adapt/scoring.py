@@ -112,14 +112,23 @@ def score(
 
     A block is drafted anew for each number: its rows see each other.
     """
-    lengths, longest = {}, max(counts)
-    for count in counts:
-        with mixed_precision(ends.embedding.device):
-            hits = [chain_hits(text, head.drafts(text, ends, count)) for text in texts]
+    lengths: dict[int, float] = {}
+    drafts: list[Tensor] = []
+    for count in sorted(counts, reverse=True):
+        if not (drafts and head.is_chain):
+            drafts = [drafted(head, ends, text, count) for text in texts]
+        hits = [chain_hits(text, one[:, :count]) for text, one in zip(texts, drafts, strict=True)]
+        if not lengths:
+            by_place = conditional(hits, count)
         lengths[count] = length_of(map(walk, hits))
-        if count == longest:
-            by_place = conditional(hits, longest)
-    return Score(lengths, by_place)
+    return Score(dict(sorted(lengths.items())), by_place)
+
+
+def drafted(head: TrainableHead, ends: TargetEnds, text: ReadText, count: int) -> Tensor:
+    """What the head drafts along a text, whose states lie wherever there is room."""
+    device = ends.embedding.device
+    with mixed_precision(device):
+        return head.drafts(text._replace(captured=text.captured.to(device)), ends, count)
 
 
 def chain_hits(text: ReadText, drafts: Tensor) -> list[int]:
@@ -150,8 +159,7 @@ def tallies(
     head: TrainableHead, ends: TargetEnds, texts: Sequence[ReadText], count: int
 ) -> list[Tally]:
     """Of each text, with `count` drafts at every step."""
-    with mixed_precision(ends.embedding.device):
-        return [walk(chain_hits(text, head.drafts(text, ends, count))) for text in texts]
+    return [walk(chain_hits(text, drafted(head, ends, text, count))) for text in texts]
 
 
 def conditional(hits: Sequence[Sequence[int]], longest: int) -> list[float]:

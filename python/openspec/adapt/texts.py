@@ -259,11 +259,12 @@ def gather(
     Raises:
         ConfigError: they are too few or too long, with the remedy.
     """
-    room = min(own.text_length, llm.engine.info.max_model_len) - own.answer_tokens
+    longest = min(own.text_length, llm.engine.info.max_model_len - 1)  # a replay adds a token
+    room = longest - own.answer_tokens
     if room < 1 and (own.records is None or own.base):
         raise ConfigError(
             f"--answer-tokens {own.answer_tokens}: leaves no room for a prompt in texts of "
-            f"{room + own.answer_tokens} tokens; lower it or raise --text-length"
+            f"{longest} tokens; lower it or raise --text-length"
         )
 
     most_learned = None if few is None else 4 * few
@@ -277,7 +278,7 @@ def gather(
     if own.base is not None:
         base, apart = split(read_prompts(Path(own.base), llm, room), BASE_HELD_OUT_SHARE)
     if own.records is not None:
-        traffic, held_out = _recorded(llm, Path(own.records), own.text_length)
+        traffic, held_out = _recorded(llm, Path(own.records), longest)
         traffic, held_out = traffic[:most_learned], held_out[:few]
         some = _share_of(base, len(traffic) if seconds is not None else 0)
         drawn = random.Random(own.training_seed).choices(TEMPERATURES, k=len(some))

@@ -25,7 +25,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from openspec.adapt.heads.parts import (
     MLP,
@@ -39,10 +38,12 @@ from openspec.adapt.heads.parts import (
     Tables,
     TargetEnds,
     TrainableHead,
+    descended,
     in_parts,
     init_matrices,
     joint_softmax,
     rotary_tables,
+    softmax,
 )
 from openspec.adapt.heads.selector import SELECTOR_SHARE, BlockConv, CandidateSelector
 from openspec.drafters.dflash.dflash_format import default_capture_layers
@@ -145,19 +146,20 @@ class BlockLayer(nn.Module):
     ) -> Tensor:
         attention = self.self_attn
         query = attention.query(normed, tables).movedim(3, 1)  # [n, kv, blocks, rows, heads, width]
+        scaled = query * query.shape[-1] ** -0.5
         key, value = (part.movedim(3, 1) for part in attention.keys_values(normed, tables))
         keys, values = (
             part.movedim(2, 1) for part in attention.keys_values(context, context_tables)
         )  # [n, kv, t, width]
-        scale, shape = query.shape[-1] ** -0.5, query.shape
-        outer = (query.flatten(2, 4) @ keys.mT).unflatten(2, shape[2:5]).float() * scale
-        outer = outer.masked_fill(~seen[:, None, :, None, None], -torch.inf)
-        in_block = query.flatten(3, 4)  # [n, kv, blocks, rows * heads, width]
-        inner = (in_block @ key.mT).unflatten(3, shape[3:5]).float() * scale
+        shape = query.shape
+        outer = (scaled.flatten(2, 4) @ keys.mT).unflatten(2, shape[2:5])
+        outer = outer.masked_fill_(~seen[:, None, :, None, None], -torch.inf)
+        in_block = scaled.flatten(3, 4)  # [n, kv, blocks, rows * heads, width]
+        inner = (in_block @ key.mT).unflatten(3, shape[3:5])
         if num_rows is not None:
             missing = torch.arange(key.shape[3], device=key.device) >= num_rows[..., None]
-            inner = inner.masked_fill(missing[:, None, :, None, None], -torch.inf)
-        outer, inner = (part.to(query.dtype) for part in joint_softmax(outer, inner))
+            inner = inner.masked_fill_(missing[:, None, :, None, None], -torch.inf)
+        outer, inner = joint_softmax(outer, inner)
         total = (outer.flatten(2, 4) @ values).view(shape)
         total = total + (inner.flatten(3, 4) @ value).view(shape)
         return attention.o_proj(total.movedim(1, 3).flatten(3))  # type: ignore[no-any-return]
@@ -242,20 +244,16 @@ class BlockHead(TrainableHead):
         """Over random anchors, block by block."""
         anchors = choose_anchors(lesson, self.plan.num_anchors, random)
         num_drafts = choose_lengths(anchors, self.most_drafts, random)
-        sums = self.measure(lesson, ends, anchors, num_drafts)
-        places = torch.arange(sums.shape[1], device=sums.device)
-        weights = torch.exp(-places / GAMMA)
-        loss = (sums[0] * weights).sum() / (sums[3] * weights).sum().clamp(min=1)
-        reached = sums[2, :-1].sum() + sums[3, 0]
-        return loss + sums[4].sum() / reached.clamp(min=1)
+        loss, sums = self.measure(lesson, ends, anchors, num_drafts)
+        reached = sums[0, :-1].sum() + sums[1, 0]
+        return loss + sums[2].sum() / reached.clamp(min=1)
 
     def measure(
         self, lesson: Lesson, ends: TargetEnds, anchors: Tensor, num_drafts: Tensor
-    ) -> Tensor:
-        """Sums over the blocks by place, [5, drafts].
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of the drafts, and sums over the blocks by place, [3, drafts].
 
-        Loss, right drafts, drafts with all before them right and themselves, places that count,
-        loss of the confidence.
+        Drafts that are right with all before them, places that count, loss of the confidence.
         """
         tokens, places = lesson.tokens, lesson.places
         seen = seen_context(places, anchors)
@@ -270,41 +268,43 @@ class BlockHead(TrainableHead):
         counted = (lesson.learned[batch, at] & same & inside).long().cumprod(-1)
         before, actual = tokens[batch, at], tokens[batch, (at + 1).clamp(max=end)]
         last = lesson.last[batch, at]
-        # The scores of all tokens at all places are the largest of all; they are made twice.
-        made = [
-            checkpoint(self._losses, *part, ends, use_reentrant=False)
-            for part in in_parts(before[0].numel(), state, before, last)
-        ]
-        loss, chosen = (torch.cat(parts) for parts in zip(*made, strict=True))
+        weights = counted * torch.exp(-place / GAMMA)
+        weights = weights / weights.sum().clamp(min=1)
+        chosen, loss = torch.empty_like(before), state.new_zeros((), dtype=torch.float32)
+        scores = before[0].numel() * len(ends.head)  # of a row
+        for part in in_parts(scores, state, before, last, weights, chosen):
+            loss = loss + descended(self._loss, *part, ends)
         right = (chosen == actual).long() * counted
         run = right.cumprod(-1)
-        rows = [loss * counted, right, run, counted]
+        rows = [run, counted]
         if self.layout.markov_rank:
             guess = self.confidence(state, before).float()
             wrong = F.binary_cross_entropy_with_logits(guess, right.float(), reduction="none")
             rows.append(wrong * F.pad(run[..., :-1], (1, 0), value=1) * counted)
         else:
-            rows.append(torch.zeros_like(loss))
-        return torch.stack([row.float().sum((0, 1)) for row in rows])
+            rows.append(torch.zeros_like(run))
+        return loss, torch.stack([row.float().sum((0, 1)) for row in rows])
 
-    def _losses(
-        self, state: Tensor, before: Tensor, last: Tensor, ends: TargetEnds
-    ) -> tuple[Tensor, Tensor]:
-        """Of each place: its loss, and the token that is drafted."""
+    def _loss(
+        self, state: Tensor, before: Tensor, last: Tensor, weights: Tensor, chosen: Tensor,
+        ends: TargetEnds,
+    ) -> Tensor:  # fmt: skip
+        """The sum over all places; which token is drafted at each is written to `chosen`."""
         with torch.no_grad():
             truth = ends.logits(last)
-            best = truth.argmax(-1)
-            truth = truth.float().softmax(-1).to(truth.dtype)
+            best = truth.argmax(-1, keepdim=True)
+            truth = softmax(truth)
         has_selector = self.layout.selector_rank > 0
         scores = F.linear(state, ends.head) if has_selector else self.logits(state, before, ends)
-        logits = scores.float()
-        hard = logits.gather(-1, best[..., None])[..., 0]
-        soft = (truth.float() * logits).sum(-1)
-        loss = logits.logsumexp(-1) - HARD_SHARE * hard - (1 - HARD_SHARE) * soft
-        if not has_selector:
-            return loss, logits.argmax(-1)
-        more, chosen = self.candidate_selector.lesson(state, before, logits, best)
-        return loss + SELECTOR_SHARE * more, chosen
+        likely = scores.float().log_softmax(-1)
+        hard, soft = likely.gather(-1, best)[..., 0], (truth * likely).sum(-1)
+        loss = -HARD_SHARE * hard - (1 - HARD_SHARE) * soft
+        if has_selector:
+            more, ids = self.candidate_selector.lesson(state, before, likely, best[..., 0])
+            chosen.copy_(ids)
+            return ((loss + SELECTOR_SHARE * more) * weights).sum()
+        chosen.copy_(scores.argmax(-1))
+        return (loss * weights).sum()
 
     def drafts(self, text: ReadText, ends: TargetEnds, count: int) -> Tensor:
         """Each the likeliest behind the drafts before it; see `TrainableHead.drafts`."""

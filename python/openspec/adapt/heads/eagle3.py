@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from openspec.adapt.heads.parts import (
     MLP,
@@ -29,10 +28,12 @@ from openspec.adapt.heads.parts import (
     RMSNorm,
     TargetEnds,
     VocabularyHead,
+    descended,
     in_parts,
     init_matrices,
     joint_softmax,
     rotary_tables,
+    softmax,
 )
 from openspec.checkpoint.token_map import TOKEN_MAP, TOKEN_MASK, is_rising
 from openspec.drafters.eagle3.eagle3_format import LAYER_IDS_KEY, SEQUENTIAL, default_layers
@@ -74,14 +75,12 @@ class Midlayer(nn.Module):
 
     def attend(self, query: Tensor, entries: Entries) -> Tensor:
         """Attention of queries [n, t, kv heads, heads, width]; heads flattened, [n, t, width]."""
-        scale = query.shape[-1] ** -0.5
-        by_kv_head = query.transpose(1, 2)  # [n, kv heads, t, heads, width]
+        scaled = query * query.shape[-1] ** -0.5
+        by_kv_head = scaled.transpose(1, 2)  # [n, kv heads, t, heads, width]
         shape = by_kv_head.shape
         scores = (by_kv_head.flatten(2, 3) @ entries.keys.mT).unflatten(2, shape[2:4])
-        unseen = ~entries.mask[:, None, :, None]
-        scores = (scores.float() * scale).masked_fill(unseen, -torch.inf)
-        own = (by_kv_head @ entries.own_keys.mT).float() * scale
-        weights, own = (part.to(query.dtype) for part in joint_softmax(scores, own))
+        scores = scores.masked_fill_(~entries.mask[:, None, :, None], -torch.inf)
+        weights, own = joint_softmax(scores, by_kv_head @ entries.own_keys.mT)
         total = (weights.flatten(2, 3) @ entries.values).view(shape) + own @ entries.own_values
         return total.transpose(1, 2).flatten(2)
 
@@ -90,6 +89,7 @@ class Eagle3Head(VocabularyHead):
     """fc, one layer, norm and an LM head over the draft vocabulary; embeddings are the target's."""
 
     most_drafts = STEPS
+    is_chain = True
 
     def __init__(self, plan: HeadPlan) -> None:
         super().__init__()
@@ -172,35 +172,30 @@ class Eagle3Head(VocabularyHead):
 
     def loss(self, lesson: Lesson, ends: TargetEnds, random: torch.Generator) -> Tensor:
         """Cross-entropy with the target's distribution over the draft vocabulary, by step."""
-        length = lesson.tokens.shape[1]
-        taught = [self._truth(last, ends) for (last,) in in_parts(length, lesson.last)]
-        truth, is_drafted = (torch.cat(parts) for parts in zip(*taught, strict=True))
+        scores = lesson.tokens.shape[1] * len(self.vocabulary)  # of a row
+        taught = (self._truth(last, ends) for (last,) in in_parts(scores, lesson.last))
+        truth, is_drafted = map(torch.cat, zip(*taught, strict=True))
         has_best = is_drafted & lesson.learned
         total = truth.new_zeros((), dtype=torch.float32)
+        whole = sum(DECAY**step for step in range(self.most_drafts))
         for step, state in enumerate(self.states(lesson, ends, self.most_drafts)):
             # The position predicted from must lie in the text in which the chain began.
             same = _ahead(lesson.places, step) == lesson.places + step
             counted = _ahead(has_best, step) & same & (lesson.places > 0)
-            # The logits of one step at a time, made twice.
-            sums = [
-                checkpoint(self._entropy, *part, step, use_reentrant=False)
-                for part in in_parts(length, state, truth, counted)
-            ]
-            part = torch.stack(sums).sum() / counted.sum().clamp(min=1)
-            total = total + part * DECAY**step
-        return total / sum(DECAY**step for step in range(self.most_drafts))
+            weights = counted * (DECAY**step / whole / counted.sum().clamp(min=1))
+            for part in in_parts(scores, state, truth, weights):
+                total = total + descended(self._entropy, *part, step)
+        return total
 
     @torch.no_grad()
     def _truth(self, last: Tensor, ends: TargetEnds) -> tuple[Tensor, Tensor]:
         """The target's distribution over the draft vocabulary; is its best token in there?"""
         logits = ends.logits(last)
-        truth = logits[..., self.vocabulary].float().softmax(-1).to(logits.dtype)
-        return truth, self.to_draft[logits.argmax(-1)] >= 0
+        return softmax(logits[..., self.vocabulary]), self.to_draft[logits.argmax(-1)] >= 0
 
-    def _entropy(self, state: Tensor, truth: Tensor, counted: Tensor, step: int) -> Tensor:
-        logits = self.logits(state).float()
-        loss = logits.logsumexp(-1) - (_ahead(truth, step).float() * logits).sum(-1)
-        return (loss * counted).sum()
+    def _entropy(self, state: Tensor, truth: Tensor, weights: Tensor, step: int) -> Tensor:
+        likely = _ahead(truth, step) * self.logits(state).float().log_softmax(-1)
+        return -(likely.sum(-1) * weights).sum()
 
     def drafts(self, text: ReadText, ends: TargetEnds, count: int) -> Tensor:
         """Greedy chains; see `TrainableHead.drafts`."""

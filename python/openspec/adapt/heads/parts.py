@@ -83,14 +83,29 @@ class Lesson(NamedTuple):
         return inside & F.pad(self.generated[:, 1:], (0, 1))
 
 
-POSITIONS_AT_ONCE = 2048
-"""Of which scores of all tokens are made together: the largest of what a lesson takes."""
+SCORES_AT_ONCE = 1 << 25
+"""That are made together, of all tokens at all positions: the largest of what a lesson takes."""
 
 
-def in_parts(positions: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Rows of the tensors, each of so many positions, a few at a time."""
-    size = max(1, POSITIONS_AT_ONCE // positions)
+def in_parts(scores: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Rows of the tensors, each of so many scores, a few at a time."""
+    size = max(1, SCORES_AT_ONCE // scores)
     return zip(*(tensor.split(size) for tensor in tensors), strict=True)
+
+
+def descended(loss_of: Callable[..., Tensor], state: Tensor, *others: object) -> Tensor:
+    """`loss_of(state, ...)`, one number, its gradients made at once.
+
+    So nothing that is made on the way stays until the whole loss is there, nor is made twice. What
+    parameters get is added to their gradients; the number itself leads back to `state` alone, and
+    its weight in the whole loss must be in it already.
+    """
+    leaf = state.detach().requires_grad_()
+    loss = loss_of(leaf, *others)
+    with torch.autocast(state.device.type, enabled=False):
+        loss.backward()
+    assert leaf.grad is not None
+    return loss.detach() + ((state - leaf.detach()) * leaf.grad).sum()
 
 
 class ReadText(NamedTuple):
@@ -108,6 +123,8 @@ class TrainableHead(nn.Module, ABC):
     """Layers of the target, from 0, whose outputs it reads, rising."""
     most_drafts: int
     """Drafts that training is about."""
+    is_chain = False
+    """Whether fewer drafts are the first of more."""
 
     @abstractmethod
     def begin_as(self, ends: TargetEnds) -> None:
@@ -273,15 +290,19 @@ class Projections(nn.Module):
         return key, self.v_proj(x).unflatten(-1, (-1, self.width))
 
 
+def softmax(scores: Tensor) -> Tensor:
+    """Computed in float32, and in the scores' own type before and after."""
+    with torch.autocast(scores.device.type, enabled=False):
+        return scores.softmax(-1)
+
+
 def joint_softmax(shared: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
     """The weights of one softmax over two sets of scores [..., entries]; -inf: not seen."""
-    top = shared.amax(-1)
-    if own.shape[-1] > 0:
-        top = torch.maximum(top, own.amax(-1))
-    top = top.detach()[..., None]
-    shared, own = (shared - top).exp(), (own - top).exp()
-    total = shared.sum(-1, keepdim=True) + own.sum(-1, keepdim=True)
-    return shared / total, own / total
+    sizes = shared.shape[-1], own.shape[-1]
+    fill = -sum(sizes) % 8  # rows of a multiple of 16 bytes are what fast products take
+    both = torch.cat((shared, F.pad(own, (0, fill), value=-torch.inf)), -1)
+    weights = softmax(both)
+    return weights[..., : sizes[0]], weights[..., sizes[0] : sum(sizes)]
 
 
 def init_matrices(head: nn.Module, residual_std: float = 0.02, left_out: str = "!") -> None:
