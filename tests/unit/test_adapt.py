@@ -18,10 +18,12 @@ from safetensors.torch import load_file, save_file
 from openspec import LLM, SamplingParams
 from openspec.adapt import loop, train
 from openspec.adapt.__main__ import main
+from openspec.adapt.cycle.compare import Judged
 from openspec.adapt.heads import kind_named
 from openspec.adapt.heads.parts import ReadText
 from openspec.adapt.replay import Replay
 from openspec.adapt.scoring import (
+    StepPrices,
     chain_hits,
     conditional,
     length_of,
@@ -30,7 +32,7 @@ from openspec.adapt.scoring import (
     step_prices,
     walk,
 )
-from openspec.adapt.start import read_start
+from openspec.adapt.start import read_head, read_start
 from openspec.adapt.target import answering_config
 from openspec.adapt.texts import (
     Rows,
@@ -251,7 +253,8 @@ def test_a_score_is_what_the_engine_counts(method: str, count: int) -> None:
         asked = [[{"role": "user", "content": text}] for text in QUESTIONS[:2]]
         outputs = llm.chat(asked, SamplingParams(temperature=0.0, max_tokens=40), use_tqdm=False)
     total = SpecDecodeStats()
-    add_counters(total, [one.metrics.spec_decode or SpecDecodeStats() for one in outputs])
+    counters = tuple(one.metrics.spec_decode or SpecDecodeStats() for one in outputs)
+    add_counters(total, counters)
     head = trainable.shipped(method)
     texts = []
     for output in outputs:
@@ -268,6 +271,11 @@ def test_a_score_is_what_the_engine_counts(method: str, count: int) -> None:
             num_accepted += min(one[at], room - 1)
             at += one[at] + 1
     assert (num_drafts, num_accepted) == (total.num_drafts, total.num_accepted_tokens)
+    config = config_from_settings({"method": method}).with_folders()
+    spec = read_head(config, llm.model_config).model.head
+    answers = tuple(tuple(one.outputs[0].token_ids) for one in outputs)
+    judged = Judged("", counters, answers, spec, StepPrices(1.0, 2.0))
+    assert judged.measured.traffic == list(map(walk, hits))
     found = score(head, trainable.ends(), texts, [1, count])
     assert found.lengths[count] == length_of(map(walk, hits))
     assert found.lengths[1] < found.lengths[count]

@@ -60,8 +60,10 @@ class Judged:
     @property
     def measured(self) -> Measured:
         """Prompt by prompt."""
+        # Of all steps but the prompt's: the last ones have no room for drafts.
         tallies = [
-            Tally(one.num_drafts, one.num_drafts + one.num_accepted_tokens) for one in self.counters
+            Tally(one.num_steps - 1, len(text) - 1)
+            for one, text in zip(self.counters, self.texts, strict=True)
         ]
         return Measured(tallies, [], {}, self.prices.drafted)
 
