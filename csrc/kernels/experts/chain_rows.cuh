@@ -39,6 +39,7 @@ class ChainRows {
                      : "memory");
       }
     }
+    asm volatile("cp.async.commit_group;" ::: "memory");
   }
 
   /// The operands of a step of the chain.
@@ -62,9 +63,14 @@ class ChainRows {
   int pitch_, lane_;
 };
 
-/// All rows that the warp has started to copy are there.
-__device__ __forceinline__ void wait_for_rows() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
+/// All rows are there that the warp has started to copy, but for those of the last call if
+/// `but_last`.
+__device__ __forceinline__ void wait_for_rows(bool but_last) {
+  if (but_last) {
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+  } else {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+  }
   __syncwarp();
 }
 

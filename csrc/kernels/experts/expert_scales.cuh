@@ -16,9 +16,11 @@ namespace openspec::cuda {
 template <WeightForm kForm>
 inline constexpr int kExpertSlotSteps = is_e4m3(kForm) ? kBlockSteps : kSlotSteps;
 
-/// Units that a warp multiplies at once, for one waits for itself, and codes come faster.
-template <WeightForm kForm>
-inline constexpr int kUnitsAtOnce = is_e4m3(kForm) ? 2 : 1;
+/// Units that a warp multiplies at once, for one waits for itself, and codes come faster. With two
+/// tiles of rows there is no room for more.
+OPENSPEC_HD constexpr int units_at_once(WeightForm form, int num_tiles) {
+  return is_e4m3(form) && num_tiles == 1 ? 2 : 1;
+}
 
 /// Lanes that have a unit's scales, a power of two: those of all blocks that a chain of so many
 /// steps can touch, for each half of the outputs, or those of outputs.
@@ -32,8 +34,8 @@ OPENSPEC_HD constexpr int unit_lanes(int chain_steps) {
 
 /// The scales of a warp's chain. They come some units ahead, for the memory answers the later, the
 /// more weights are under way: each lane has those of one of as many turns as there are lanes for,
-/// a turn being kUnitsAtOnce units.
-template <WeightForm kForm>
+/// a turn being kUnits units.
+template <WeightForm kForm, int kUnits>
 class ExpertScales {
  public:
   /// `chain_steps`: of the longest chain.
@@ -116,8 +118,6 @@ class ExpertScales {
   }
 
  private:
-  static constexpr int kUnits = kUnitsAtOnce<kForm>;
-
   /// The lane's own, of the units from `unit` of an item on.
   __device__ __forceinline__ const float* find(const ExpertItem& item, int unit) const {
     const int own_unit = min(unit + own_unit_, item.last_unit - 1);

@@ -20,7 +20,9 @@ constexpr int kColumns = 8;      // of a thread
 constexpr int kSlotsAtOnce = 8;  // whose loads are under way together
 constexpr int kMaxThreads = 256;
 constexpr int kGatherWarps = 8;
-constexpr int kMinSlots = 2;  // of a ring
+constexpr int kMinSlots = 2;           // of a ring
+constexpr int kStreamTileRows = 8;     // of a stream's tile
+constexpr int kMaxRowsOfOneTile = 64;  // of a step; with codes
 
 /// A warp for each place: the row of x that belongs there. A fence, so that what comes after it may
 /// read how pairs are sorted before its wait.
@@ -58,7 +60,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     combine_kernel(const __nv_bfloat16* down, const int32_t* place, const int32_t* expert,
                    const float* weight, __nv_bfloat16* out, int width, int top_k) {
   allow_next_kernel();
-  const int64_t row = blockIdx.x;
+  const int row = blockIdx.x;
   wait_for_previous_kernel();
   for (int column = threadIdx.x * kColumns; column < width; column += blockDim.x * kColumns) {
     FloatPack<kColumns> sum = {};
@@ -68,12 +70,13 @@ __global__ void __launch_bounds__(kMaxThreads)
       Bf16Pack<kColumns> term[kSlotsAtOnce];
 #pragma unroll
       for (int s = 0; s < kSlotsAtOnce; ++s) {
-        const int64_t pair = row * top_k + min(first + s, top_k - 1);
+        const int pair = row * top_k + min(first + s, top_k - 1);
         of[s] = first + s < top_k ? __ldcg(expert + pair) : -1;
         factor[s] = __ldcg(weight + pair);
-        // What lies at the number of a pair without an expert is read, but not used.
-        int64_t from = pair;
-        if (place != nullptr) from = of[s] < 0 ? 0 : __ldcg(place + pair);
+        // What lies at the number of a pair without an expert is read, but not used. Its place is
+        // read, too, for nothing then waits for the expert.
+        const int at = place == nullptr ? pair : __ldcg(place + pair);
+        const int64_t from = place != nullptr && of[s] < 0 ? 0 : at;
         term[s] = load_pack<Bf16Pack<kColumns>>(down + from * width + column);
       }
 #pragma unroll
@@ -86,7 +89,7 @@ __global__ void __launch_bounds__(kMaxThreads)
         }
       }
     }
-    store_pack(out + row * width + column, to_bf16(sum));
+    store_pack(out + int64_t{row} * width + column, to_bf16(sum));
   }
 }
 
@@ -113,12 +116,8 @@ struct Places {
   }
 };
 
-/// A block's shared memory that leaves room on a multiprocessor for one of the other product and
-/// for none of the same, if it can.
-int blocks_bytes(int bytes, bool is_gate_up) {
-  const int half = device_limits().shared_per_sm / 2 - kReservedBytes;
-  return is_gate_up && bytes <= half ? half + 128 : bytes;
-}
+/// Of shared memory, for each of two blocks on a multiprocessor.
+int half_limit() { return device_limits().shared_per_sm / 2 - kReservedBytes; }
 
 /// In steps.
 int longest_chain(const PackedLinear& weight) {
@@ -133,56 +132,54 @@ int launch_products(ExpertsJob job, void* stream) {
   if (error != cudaSuccess) return error;
   job.chain_steps = longest_chain(job.weights.first);
   if (unit_lanes<kForm>(job.chain_steps) > 32) return cudaErrorInvalidValue;
-  constexpr int kSlotBytes = ExpertRing<kForm>::kSlotBytes;
+  constexpr int kUnits = units_at_once(kForm, kTiles);
+  constexpr int kSlotBytes = ExpertRing<kForm, kUnits>::kSlotBytes;
   const auto bytes = [&] {
-    return ExpertsShared(kSlotBytes, ExpertSums<kTiles>::kBytes, kTiles, job).total;
+    return ExpertsShared(kSlotBytes, ExpertSums<kTiles>::kBytes, job).total;
   };
-  job.num_slots = is_e4m3(kForm) ? 2 : 4;  // longer rings hold up the activations
-  job.num_buffers = kIsGateUp && job.num_rows <= kFewRows ? 1 : 2;
-  if (bytes() > shared_limit()) job.num_buffers = 1;
-  while (bytes() > shared_limit() && job.num_slots > 1) --job.num_slots;
-  if (bytes() > shared_limit()) return cudaErrorInvalidValue;
-  return launch(kKernel, dim3(num_sms()), dim3(kStreamThreads), blocks_bytes(bytes(), kIsGateUp),
-                stream, job);
+  job.num_slots = kMinSlots;
+  job.num_places = kStreamTileRows * kTiles;
+  const bool is_pair = bytes() <= half_limit();
+  const int limit = is_pair ? half_limit() : shared_limit();
+  job.num_slots = 4 / kUnits;  // longer rings hold up the activations
+  while (bytes() > limit && job.num_slots > 1) --job.num_slots;
+  if (bytes() > limit) return cudaErrorInvalidValue;
+  // Those of few rows are the same for all experts, in the first product.
+  const bool is_fixed = kIsGateUp && job.num_rows <= kFewRows;
+  const int more = (limit - bytes()) / (kStreamWarps * activation_pitch(job.chain_steps));
+  job.num_places +=
+      is_fixed ? 0 : std::min(job.num_places, more / kStreamTileRows * kStreamTileRows);
+  return launch(kKernel, dim3(num_sms() * (is_pair ? 2 : 1)), dim3(kStreamThreads), bytes(), stream,
+                job);
 }
 
 template <bool kIsGateUp>
 int launch_products(const ExpertsJob& job, int num_tiles, void* stream) {
   return with_form(job.weights.first, [&](auto form) {
     constexpr WeightForm kForm = decltype(form)::value;
-    switch (num_tiles) {
-      case 1:
-        return launch_products<kForm, 1, kIsGateUp>(job, stream);
-      case 2:
-        return launch_products<kForm, 2, kIsGateUp>(job, stream);
-      default:
-        return launch_products<kForm, 4, kIsGateUp>(job, stream);
-    }
+    return num_tiles == 1 ? launch_products<kForm, 1, kIsGateUp>(job, stream)
+                          : launch_products<kForm, 2, kIsGateUp>(job, stream);
   });
 }
 
-/// Whether a block holds a segment of so many tiles, beside the shortest ring.
-bool fits(const PackedLinear& weight, int num_tiles) {
+/// Whether a block holds a segment of two tiles, beside the shortest ring.
+bool fits_two(const PackedLinear& weight) {
   ExpertsJob job{};
   job.num_slots = kMinSlots;
-  job.num_buffers = 1;
+  job.num_places = 2 * kStreamTileRows;
   job.chain_steps = longest_chain(weight);
   return with_form(weight, [&](auto form) {
-    constexpr int kSlotBytes = ExpertRing<decltype(form)::value>::kSlotBytes;
-    const int sum_bytes = num_tiles * ExpertSums<1>::kBytes;
-    return ExpertsShared(kSlotBytes, sum_bytes, num_tiles, job).total <= shared_limit();
+    constexpr int kSlotBytes = ExpertRing<decltype(form)::value, 1>::kSlotBytes;
+    return ExpertsShared(kSlotBytes, ExpertSums<2>::kBytes, job).total <= shared_limit();
   });
 }
 
-/// Tiles of a segment, 1, 2 or 4. It decides speed alone: as many as all rows take, if they fit,
-/// since an expert's weights are read again for every segment.
+/// Tiles of a segment, 1 or 2. It decides speed alone: an expert's weights are read again for every
+/// segment, but codes of two units are multiplied at once where a segment has one tile.
 int tiles_for(const ExpertsParams& params) {
-  int num_tiles = params.num_rows <= kFewRows ? 1 : params.num_rows <= 2 * kFewRows ? 2 : 4;
-  while (num_tiles > 1 &&
-         !(fits(params.gate_up.first, num_tiles) && fits(params.down.first, num_tiles))) {
-    num_tiles /= 2;
-  }
-  return num_tiles;
+  const PackedLinear& weight = params.down.first;
+  const int most = weight.format == MatrixFormat::kE4M3 ? kMaxRowsOfOneTile : kFewRows;
+  return params.num_rows > most && fits_two(params.gate_up.first) && fits_two(weight) ? 2 : 1;
 }
 
 bool is_legal(const ExpertsParams& params) {
@@ -257,15 +254,16 @@ class ExpertsLaunch {
   }
 
   int multiply_in_tiles() {
-    int error = sort(tile_rows(form_of(params_.down.first)));
+    const int rows = tile_rows(params_.down, num_pairs_);
+    int error = sort(rows);
     if (error != cudaSuccess) return error;
     error = launch(gather_kernel, dim3(ceil_div(num_pairs_, kGatherWarps)), dim3(32 * kGatherWarps),
                    0, stream_, static_cast<const __nv_bfloat16*>(params_.x), pairs_, hidden_,
                    num_pairs_, width_, params_.top_k);
     if (error != cudaSuccess) return error;
-    error = multiply_tiles({params_.gate_up, hidden_, inner_, pairs_, num_pairs_}, stream_);
+    error = multiply_tiles({params_.gate_up, hidden_, inner_, pairs_, num_pairs_, rows}, stream_);
     if (error != cudaSuccess) return error;
-    error = multiply_tiles({params_.down, inner_, hidden_, pairs_, num_pairs_}, stream_);
+    error = multiply_tiles({params_.down, inner_, hidden_, pairs_, num_pairs_, rows}, stream_);
     return error != cudaSuccess ? error : combine(pairs_.place);
   }
 

@@ -28,42 +28,48 @@ struct ExpertsJob {
   const int32_t* expert;  // [num_rows, top_k]
   SortedPairs pairs;      // of more than kFewRows rows
   int num_rows, top_k;
-  int num_slots = 0;    // of a warp's ExpertRing
-  int num_buffers = 0;  // of a warp's activations: with two, the next segment's come in time
+  int num_slots = 0;   // of a warp's ExpertRing
+  int num_places = 0;  // for rows of a warp's activations, a multiple of 8: the next segment's come
+                       // in time if they fit beside the current one's
   int chain_steps = 0;  // of the longest chain
 };
 
-template <WeightForm kForm>
-using ExpertRing = WeightRing<kForm, kExpertSlotSteps<kForm>, kUnitsAtOnce<kForm>>;
+template <WeightForm kForm, int kUnits>
+using ExpertRing = WeightRing<kForm, kExpertSlotSteps<kForm>, kUnits>;
 
-/// Places of a block's shared memory, in bytes.
+/// Places of a block's shared memory, in bytes. A tile of the last rows of activations reads what
+/// comes behind them.
 struct ExpertsShared {
-  int sums, barriers, table, activations, total;
+  int ring, sums, barriers, table, total;
 
-  __host__ __device__ constexpr ExpertsShared(int slot_bytes, int sum_bytes, int num_tiles,
-                                              const ExpertsJob& job)
-      : sums(ring_bytes(slot_bytes, job.num_slots)),
+  __host__ __device__ constexpr ExpertsShared(int slot_bytes, int sum_bytes, const ExpertsJob& job)
+      : ring(kStreamWarps * job.num_places * activation_pitch(job.chain_steps)),
+        sums(ring + ring_bytes(slot_bytes, job.num_slots)),
         barriers(sums + sum_bytes),
         table(barriers + barrier_bytes(job.num_slots)),
-        activations(table + static_cast<int>((sizeof(FewRowsTable) + 15) / 16 * 16)),
-        total(activations +
-              job.num_buffers * kStreamWarps * activation_bytes(num_tiles, job.chain_steps)) {}
+        total(table + static_cast<int>(sizeof(FewRowsTable))) {}
 };
 
-/// A warp's activations: its chain's inputs of the rows of a segment.
+/// A warp's activations: its chain's inputs of the rows of a segment, each in a place.
 template <int kTiles, bool kIsGateUp>
 class ExpertActivations {
  public:
-  /// `shared`: of the warp's first buffer.
+  /// `shared`: of the warp's first place.
   __device__ __forceinline__ ExpertActivations(const ExpertsJob& job, const Chain& chain,
                                                uint32_t shared, int lane)
       : job_(job), chain_(chain), shared_(shared), lane_(lane) {}
 
-  /// Of a segment that has kCount tiles, or the first ones.
+  /// Of a segment that has kCount tiles, from a place on.
   template <int kCount = kTiles>
-  __device__ __forceinline__ ChainRows<kCount> rows(int buffer) const {
-    const int buffer_bytes = kStreamWarps * activation_bytes(kTiles, job_.chain_steps);
-    return {shared_ + buffer * buffer_bytes, job_.chain_steps, lane_};
+  __device__ __forceinline__ ChainRows<kCount> rows(int place) const {
+    return {shared_ + place * activation_pitch(job_.chain_steps), job_.chain_steps, lane_};
+  }
+  /// Where a segment's fit beside those of another one, which begin at `place`; -1: nowhere.
+  __device__ __forceinline__ int find_place(int place, const ExpertItem& other,
+                                            const ExpertItem& item) const {
+    const int behind = place + other.num_rows;
+    if (behind + item.num_rows <= job_.num_places) return behind;
+    return item.num_rows <= place ? 0 : -1;
   }
   /// Whether two segments' are the same.
   __device__ __forceinline__ bool are_same(const ExpertItem& a, const ExpertItem& b) const {
@@ -74,19 +80,19 @@ class ExpertActivations {
     fetch(0, job_.num_rows, [](int row) -> int64_t { return row; });
   }
   /// Starts to copy a segment's rows.
-  __device__ __forceinline__ void fetch(int buffer, const Segments& segments,
+  __device__ __forceinline__ void fetch(int place, const Segments& segments,
                                         const ExpertItem& item) const {
-    fetch(buffer, item.num_rows, [&](int row) -> int64_t {
-      const int place = item.first_place + row;
-      if (kIsGateUp) return segments.pair(place) / job_.top_k;
-      return segments.has_few_rows() && segments.pair(place) < 0 ? -1 : place;
+    fetch(place, item.num_rows, [&](int row) -> int64_t {
+      const int of_all = item.first_place + row;
+      if (kIsGateUp) return segments.pair(of_all) / job_.top_k;
+      return segments.has_few_rows() && segments.pair(of_all) < 0 ? -1 : of_all;
     });
   }
 
  private:
   template <typename RowOf>
-  __device__ __forceinline__ void fetch(int buffer, int num_rows, const RowOf& row_of) const {
-    rows(buffer).fetch(job_.x, job_.weights.first.num_inputs, chain_, num_rows, row_of);
+  __device__ __forceinline__ void fetch(int place, int num_rows, const RowOf& row_of) const {
+    rows(place).fetch(job_.x, job_.weights.first.num_inputs, chain_, num_rows, row_of);
   }
 
   const ExpertsJob& job_;
@@ -96,7 +102,7 @@ class ExpertActivations {
 };
 
 /// Where a warp's next weights come from: its chain of every unit of the block's items.
-template <WeightForm kForm>
+template <WeightForm kForm, int kUnits>
 class ExpertFeed {
  public:
   __device__ __forceinline__ ExpertFeed(const LinearStack& weights, const Segments& segments,
@@ -106,9 +112,8 @@ class ExpertFeed {
   }
 
   /// Starts to fill a slot with the next part of a chain, if there is one.
-  __device__ __forceinline__ void fill(ExpertRing<kForm>& ring, int slot) {
+  __device__ __forceinline__ void fill(ExpertRing<kForm, kUnits>& ring, int slot) {
     if (steps_left_ == 0) return;
-    constexpr int kUnits = kUnitsAtOnce<kForm>;
     const int64_t unit_bytes = int64_t{weights_.first.num_inputs / kLinearStep} * step_bytes(kForm);
     const int num_steps = min(steps_left_, kExpertSlotSteps<kForm>);
     ring.fill(slot, at_, num_steps, min(units_left_, kUnits), unit_bytes);
@@ -148,12 +153,12 @@ class ExpertFeed {
 /// Multiplies the steps of a slot up to step `last`, of which several's operands are under way
 /// together. kIsWhole: those are all, of one block. `begin`: steps of the chain before them. For a
 /// unit that the slot does not have the sums are of no use.
-template <bool kIsWhole, WeightForm kForm, int kTiles>
-__device__ __forceinline__ void multiply_slot(ChainSums<kForm, kTiles> (&sums)[kUnitsAtOnce<kForm>],
-                                              ExpertScales<kForm>& scales, uint32_t slot, int begin,
-                                              int last, const ChainRows<kTiles>& rows, int lane) {
+template <bool kIsWhole, WeightForm kForm, int kTiles, int kUnits>
+__device__ __forceinline__ void multiply_slot(ChainSums<kForm, kTiles> (&sums)[kUnits],
+                                              ExpertScales<kForm, kUnits>& scales, uint32_t slot,
+                                              int begin, int last, const ChainRows<kTiles>& rows,
+                                              int lane) {
   constexpr int kSteps = kExpertSlotSteps<kForm>, kAtOnce = kIsWhole ? 4 : 2;
-  constexpr int kUnits = kUnitsAtOnce<kForm>;
   [[maybe_unused]] const unsigned ends = scales.ends(last);
   // Of the current segment and the next: a slot has steps of two blocks at most.
   [[maybe_unused]] float of_segments[kUnits][2][2];
@@ -171,7 +176,7 @@ __device__ __forceinline__ void multiply_slot(ChainSums<kForm, kTiles> (&sums)[k
     for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll
       for (int unit = 0; unit < kUnits; ++unit) {
-        load_weights<kForm>(weights[i][unit], slot + unit * ExpertRing<kForm>::kUnitBytes,
+        load_weights<kForm>(weights[i][unit], slot + unit * ExpertRing<kForm, kUnits>::kUnitBytes,
                             first + i, lane);
       }
       rows.load(begin + (kIsWhole ? first + i : min(first + i, last)), x[i]);
@@ -205,11 +210,13 @@ __device__ __forceinline__ void multiply_slot(ChainSums<kForm, kTiles> (&sums)[k
 }
 
 /// Multiplies a chain of some units; its weights come by `ring`, which `feed` keeps full.
-template <WeightForm kForm, int kTiles>
-__device__ __forceinline__ void multiply_chain(
-    ChainSums<kForm, kTiles> (&sums)[kUnitsAtOnce<kForm>], const Chain& chain,
-    ExpertScales<kForm>& scales, ExpertRing<kForm>& ring, ExpertFeed<kForm>& feed,
-    const ChainRows<kTiles>& rows, int lane) {
+template <WeightForm kForm, int kTiles, int kUnits>
+__device__ __forceinline__ void multiply_chain(ChainSums<kForm, kTiles> (&sums)[kUnits],
+                                               const Chain& chain,
+                                               ExpertScales<kForm, kUnits>& scales,
+                                               ExpertRing<kForm, kUnits>& ring,
+                                               ExpertFeed<kForm, kUnits>& feed,
+                                               const ChainRows<kTiles>& rows, int lane) {
   constexpr int kSteps = kExpertSlotSteps<kForm>;
 #pragma unroll 1
   for (int begin = 0; begin < chain.num_steps; begin += kSteps) {
@@ -235,9 +242,10 @@ __device__ __forceinline__ void with_tiles(int num_rows, const Run& run) {
   run(std::integral_constant<int, kMost>{});
 }
 
-/// The chains' sums of 8 kTiles rows. Two units that are multiplied at once have a buffer each.
+/// The chains' sums of 8 kTiles rows. Of one tile, those of a unit are added up while the next
+/// unit's are written, unless these are multiplied at once.
 template <int kTiles>
-using ExpertSums = SumLayout<kTiles, 2>;
+using ExpertSums = SumLayout<kTiles, kTiles == 1 ? 2 : 1>;
 
 /// Outputs of kUnits units that a thread writes, one after the other. Rows are counted through,
 /// unit by unit: the thread's are row thread / 16 and each 16 rows on.
@@ -258,9 +266,9 @@ __device__ __forceinline__ void find_pairs(int (&pairs)[kPasses], const Segments
 }
 
 /// Adds up the chains' sums of the units from `first_unit` on and writes their outputs.
-template <WeightForm kForm, int kTiles, bool kIsGateUp, int kPasses>
+template <WeightForm kForm, int kTiles, bool kIsGateUp, int kUnits, int kPasses>
 __device__ __forceinline__ void write_units(const ExpertsJob& job,
-                                            const ExpertScales<kForm>& scales,
+                                            const ExpertScales<kForm, kUnits>& scales,
                                             const ExpertItem& item, int first_unit,
                                             const int (&pairs)[kPasses], const float* sums) {
   using Sums = ExpertSums<kTiles>;
@@ -270,7 +278,7 @@ __device__ __forceinline__ void write_units(const ExpertsJob& job,
     const int output = element % kLinearUnit, row = element / kLinearUnit % Sums::kRows;
     const int own_unit = element / kLinearUnit / Sums::kRows, unit = first_unit + own_unit;
     // The whole warp, which has two rows of a unit.
-    if (own_unit >= kUnitsAtOnce<kForm> || unit >= item.last_unit) continue;
+    if (own_unit >= kUnits || unit >= item.last_unit) continue;
     if (row / 2 * 2 >= item.num_rows) continue;
     const int place = item.first_place + row;
     const int pair = pairs[pass];
@@ -293,28 +301,28 @@ __device__ __forceinline__ void write_units(const ExpertsJob& job,
 }
 
 /// Gate and up is a fence, so that down may read how rows are routed, and fill its ring, before its
-/// wait. A block of each fits a multiprocessor where rows are few.
+/// wait. Two blocks are to fit a multiprocessor: while one waits for itself, the other multiplies.
 template <WeightForm kForm, int kTiles, bool kIsGateUp>
-__global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
-    experts_kernel(ExpertsJob job) {
+__global__ void __launch_bounds__(kStreamThreads, 2) experts_kernel(ExpertsJob job) {
   if constexpr (!kIsGateUp) allow_next_kernel();
+  constexpr int kUnits = units_at_once(kForm, kTiles);
   using Sums = ExpertSums<kTiles>;
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // in a uniform register
   const int lane = threadIdx.x % 32;
-  constexpr int kSlotBytes = ExpertRing<kForm>::kSlotBytes;
-  const ExpertsShared at(kSlotBytes, Sums::kBytes, kTiles, job);
+  constexpr int kSlotBytes = ExpertRing<kForm, kUnits>::kSlotBytes;
+  const ExpertsShared at(kSlotBytes, Sums::kBytes, job);
   extern __shared__ __align__(128) uint8_t shared[];
   float* const sums = reinterpret_cast<float*>(shared + at.sums);
   float* const own_sums = sums + warp * Sums::kChainFloats;
   auto& few = *reinterpret_cast<FewRowsTable*>(shared + at.table);
   const uint32_t base = shared_address(shared);
-  ExpertRing<kForm> ring(base + warp * job.num_slots * kSlotBytes,
-                         base + at.barriers + warp * job.num_slots * kSlotBarrierBytes,
-                         job.num_slots, lane);
+  ExpertRing<kForm, kUnits> ring(base + at.ring + warp * job.num_slots * kSlotBytes,
+                                 base + at.barriers + warp * job.num_slots * kSlotBarrierBytes,
+                                 job.num_slots, lane);
   const PackedLinear& shape = job.weights.first;
   const Chain chain = find_chain(shape, 0, warp);
   ExpertActivations<kTiles, kIsGateUp> activations(
-      job, chain, base + at.activations + warp * activation_bytes(kTiles, job.chain_steps), lane);
+      job, chain, base + warp * job.num_places * activation_pitch(job.chain_steps), lane);
   const bool has_few_rows = job.num_rows <= kFewRows;
   if (has_few_rows) clear_few_rows(few);
   __syncthreads();
@@ -322,7 +330,7 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
   if constexpr (kIsGateUp) {
     wait_for_previous_kernel();
     allow_next_kernel();
-    if (has_few_rows) activations.fetch_step();  // ahead of the weights, which would delay it
+    if (has_few_rows) activations.fetch_step();
   }
   if (has_few_rows && warp == 0) {
     sort_few_rows(few, job.expert, job.num_rows, job.top_k, job.weights.count, lane);
@@ -333,12 +341,14 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
   int at_unit = segments.begin();
   const bool has_items = at_unit < segments.end();
   ExpertItem item = {};
-  ExpertScales<kForm> scales(shape, chain, job.chain_steps, lane);
+  ExpertScales<kForm, kUnits> scales(shape, chain, job.chain_steps, lane);
   if (has_items) {
     item = segments.item(at_unit);
     scales.begin(item);
   }
-  ExpertFeed<kForm> feed(job.weights, segments, chain);
+  // Ahead of the weights, which would delay it.
+  if (kIsGateUp && !has_few_rows && has_items) activations.fetch(0, segments, item);
+  ExpertFeed<kForm, kUnits> feed(job.weights, segments, chain);
 #pragma unroll 1
   for (int slot = 0; slot < job.num_slots; ++slot) feed.fill(ring, slot);
   if constexpr (!kIsGateUp) wait_for_previous_kernel();
@@ -349,19 +359,21 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
   }
 
   if (!has_items) return;
-  if (!kIsGateUp || !has_few_rows) activations.fetch(0, segments, item);
-  constexpr int kUnits = kUnitsAtOnce<kForm>;
-  int sum_buffer = 0, buffer = 0;
+  if (!kIsGateUp) activations.fetch(0, segments, item);
+  constexpr bool kAlternates = Sums::kBuffers > kUnits;
+  int sum_buffer = 0, place = 0;
   for (;;) {
     int pairs[kWritePasses<kTiles, kUnits>];
     find_pairs<kTiles>(pairs, segments, item);
-    wait_for_rows();
     at_unit += item.num_units();
     const bool has_next = at_unit < segments.end();
     ExpertItem next = item;
     if (has_next) next = segments.item(at_unit);
     const bool changes = has_next && !activations.are_same(item, next);
-    if (changes && job.num_buffers > 1) activations.fetch(buffer ^ 1, segments, next);
+    const int next_place = changes ? activations.find_place(place, item, next) : place;
+    const bool comes_now = changes && next_place >= 0;
+    if (comes_now) activations.fetch(next_place, segments, next);
+    wait_for_rows(comes_now);
 #pragma unroll 1
     for (int unit = item.first_unit; unit < item.last_unit; unit += kUnits) {
       scales.begin_units(item, unit, next);
@@ -369,7 +381,7 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
         constexpr int kCount = decltype(tiles)::value;
         ChainSums<kForm, kCount> chain_sums[kUnits];
         multiply_chain(chain_sums, chain, scales, ring, feed,
-                       activations.template rows<kCount>(buffer), lane);
+                       activations.template rows<kCount>(place), lane);
 #pragma unroll
         for (int i = 0; i < kUnits; ++i) {
           store_sums<Sums>(own_sums + (sum_buffer + i) * Sums::kBufferFloats, chain_sums[i].whole(),
@@ -379,20 +391,15 @@ __global__ void __launch_bounds__(kStreamThreads, kTiles == 1 ? 2 : 1)
       __syncthreads();
       write_units<kForm, kTiles, kIsGateUp>(job, scales, item, unit, pairs,
                                             sums + sum_buffer * Sums::kBufferFloats);
-      if constexpr (kUnits > 1) {
-        __syncthreads();
-      } else {
+      if constexpr (kAlternates) {
         sum_buffer ^= 1;
+      } else {
+        __syncthreads();
       }
     }
     if (!has_next) return;
-    if (changes) {
-      if (job.num_buffers > 1) {
-        buffer ^= 1;
-      } else {
-        activations.fetch(buffer, segments, next);
-      }
-    }
+    place = max(next_place, 0);
+    if (next_place < 0) activations.fetch(place, segments, next);
     item = next;
   }
 }

@@ -1,7 +1,7 @@
 #pragma once
 
 /// The kernel of tile_experts.h. Blocks stay for many tiles: 8 units of an expert's outputs by up
-/// to tile_rows() of its rows. The two blocks of a cluster have the same rows and neighbouring
+/// to tile_rows of its rows. The two blocks of a cluster have the same rows and neighbouring
 /// units; each copies its weights and half of the rows for both. Multiplying is linear_wgmma's, and
 /// so are ring, order of sums and writing.
 
@@ -33,17 +33,20 @@ struct ExpertTilesJob {
   int num_units;  // of an expert
   int num_steps;
   int num_stages;
-  int tile_rows;
+  int tile_rows;  // at most
 };
 
-template <WeightForm kForm>
+template <WeightForm kForm, int kMost>
 constexpr int expert_stage_bytes() {
-  return kExpertUnits * unit_bytes(kForm) + tile_rows(kForm) * kRowBytes;
+  return kExpertUnits * unit_bytes(kForm) + kMost * kRowBytes;
 }
-/// Of a warpgroup, for the output.
-template <WeightForm kForm, bool kIsGateUp>
+/// Whether the sums of the chains so far are in shared memory.
+template <WeightForm kForm, int kMost>
+inline constexpr bool kStoresExpertChains = has_blocks(kForm) && kMost > kBlockTileRows;
+/// Of a warpgroup, for these and the output.
+template <WeightForm kForm, int kMost, bool kIsGateUp>
 constexpr int expert_buffer_bytes() {
-  return group_buffer_bytes(tile_rows(kForm), /*adds_splits=*/false, /*adds_chains=*/false,
+  return group_buffer_bytes(kMost, /*adds_splits=*/false, kStoresExpertChains<kForm, kMost>,
                             /*is_f32=*/false, kIsGateUp, /*is_sent=*/false);
 }
 
@@ -172,9 +175,9 @@ __device__ __forceinline__ void copy_expert_rows(const CUtensorMap& rows, const 
   });
 }
 
-/// Multiplies and writes a tile of up to kRows rows; returns the warpgroup's place behind it.
-/// `shared`: its own buffer.
-template <WeightForm kForm, int kRows, bool kIsGateUp>
+/// Multiplies and writes a tile of up to kRows rows, of kMost; returns the warpgroup's place behind
+/// it. `shared`: its own buffer.
+template <WeightForm kForm, int kRows, int kMost, bool kIsGateUp>
 __device__ __forceinline__ RingPlace multiply_expert_tile(const ExpertTilesJob& job,
                                                           const Ring& ring,
                                                           const ExpertTileCursor& tile, int group,
@@ -188,8 +191,8 @@ __device__ __forceinline__ RingPlace multiply_expert_tile(const ExpertTilesJob& 
   const int unit = min(tile.first_unit + group * kGroupUnits + thread / 32, job.num_units - 1);
   float sums[kRows / 2];
   reader.begin_tile(kExpertUnits, job.num_steps);
-  add_split<kForm, kRows, /*kStores=*/false>(weight, reader, {0, job.num_steps}, unit,
-                                             shared + thread * 16, sums);
+  add_split<kForm, kRows, kStoresExpertChains<kForm, kMost>>(weight, reader, {0, job.num_steps},
+                                                             unit, shared + thread * 16, sums);
   reader.finish_tile();
   GroupOutput to;
   to.out = job.out;
@@ -217,23 +220,24 @@ __device__ __forceinline__ void with_rows(int num_boxes, const Run& run) {
 }
 
 /// A warpgroup's part: of each tile as many rows as it has, up to a multiple of 32.
-template <WeightForm kForm, bool kIsGateUp>
+template <WeightForm kForm, int kMost, bool kIsGateUp>
 __device__ __forceinline__ void multiply_expert_tiles(const ExpertTilesJob& job, const Ring& ring,
                                                       int group, int rank, uint32_t shared) {
   RingPlace place;
 #pragma unroll 1
   for (ExpertTileCursor tile(job, rank); !tile.at_end(); tile.advance()) {
     const auto multiply = [&](auto rows) {
-      place = multiply_expert_tile<kForm, decltype(rows)::value, kIsGateUp>(job, ring, tile, group,
-                                                                            shared, place);
+      place = multiply_expert_tile<kForm, decltype(rows)::value, kMost, kIsGateUp>(
+          job, ring, tile, group, shared, place);
     };
-    with_rows<kBoxRows, tile_rows(kForm)>(tile.num_boxes(), multiply);
+    with_rows<kBoxRows, kMost>(tile.num_boxes(), multiply);
   }
 }
 
 #endif  // OPENSPEC_HAS_WGMMA
 
-template <WeightForm kForm, bool kIsGateUp>
+/// kMost: rows of a tile.
+template <WeightForm kForm, int kMost, bool kIsGateUp>
 __global__ void __launch_bounds__(kExpertThreads, 1)
     expert_tiles_kernel([[maybe_unused]] const __grid_constant__ CUtensorMap weights,
                         [[maybe_unused]] const __grid_constant__ CUtensorMap rows,
@@ -250,7 +254,7 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
   ring.full = wgmma::shared_address(barriers);
   ring.empty = ring.full + kMaxStages * 8;
   ring.num_stages = job.num_stages;
-  ring.stage_bytes = expert_stage_bytes<kForm>();
+  ring.stage_bytes = expert_stage_bytes<kForm, kMost>();
   if (threadIdx.x == kExpertGroups * kGroupThreads) {
 #pragma unroll 1
     for (int stage = 0; stage < ring.num_stages; ++stage) {
@@ -271,9 +275,10 @@ __global__ void __launch_bounds__(kExpertThreads, 1)
   } else {
     wgmma::take_registers<240>();
     wait_for_previous_kernel();
-    multiply_expert_tiles<kForm, kIsGateUp>(job, ring, warp / 4, rank,
-                                            ring.stages + ring.num_stages * ring.stage_bytes +
-                                                warp / 4 * expert_buffer_bytes<kForm, kIsGateUp>());
+    multiply_expert_tiles<kForm, kMost, kIsGateUp>(
+        job, ring, warp / 4, rank,
+        ring.stages + ring.num_stages * ring.stage_bytes +
+            warp / 4 * expert_buffer_bytes<kForm, kMost, kIsGateUp>());
   }
 #endif
 }

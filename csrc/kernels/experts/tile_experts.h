@@ -8,17 +8,26 @@
 
 namespace openspec::cuda {
 
-/// Rows of a tile, at most: as many as have registers for all sums. Of blocks of scales those are
-/// three of an output: a segment's, a chain's and all chains'.
-OPENSPEC_HD constexpr int tile_rows(WeightForm form) { return has_blocks(form) ? 96 : 160; }
+/// Rows of a tile, at most. With blocks of scales an output has three sums: a segment's, a chain's
+/// and all chains'. Up to 96 rows have registers for them, and of up to 160 the last is in shared
+/// memory. That pays once experts have so many rows that they would take two tiles.
+inline constexpr int kTileRows = 160, kBlockTileRows = 96;
+inline constexpr int kMinLongRows = 104;  // of an expert on average, for tiles of 160
+
+/// For so many pairs.
+inline int tile_rows(const LinearStack& weights, int num_pairs) {
+  const bool is_short = num_pairs / weights.count < kMinLongRows;
+  return is_short && has_blocks(form_of(weights.first)) ? kBlockTileRows : kTileRows;
+}
 
 /// One of the two products over all rows, which lie one behind the other by their experts.
 struct TileProduct {
   LinearStack weights;  // SwiGLU: gate and up
   const void* x;        // [num_places, num_inputs] bf16
   void* out;            // [num_places, outputs] bf16
-  SortedPairs pairs;    // in segments of tile_rows()
+  SortedPairs pairs;    // in segments of tile_rows
   int max_places;
+  int tile_rows;
 };
 
 /// Whether the device has these kernels, which are made for the matrices, and they are faster than

@@ -33,9 +33,15 @@ struct StreamGeometry {
   SplitRange splits;   // that are here
   int64_t row_stride;  // of the output, elements
   int num_row_tiles;
-  int num_streams;  // blocks that share the units
+  int num_streams;  // blocks of a tile of rows
   int num_slots;    // of a warp's WeightRing
   int phase_steps;  // of SharedActivations
+
+  /// Blocks that share the units of one of `num_splits`: of some splits one more than of others, so
+  /// that every multiprocessor has a block.
+  __device__ __forceinline__ int streams_of(int split, int num_splits) const {
+    return (num_streams - split + num_splits - 1) / num_splits;
+  }
 };
 
 /// The geometry of a kernel whose sums go to the inboxes of ranks. `partials` is then slot 0 of the
@@ -257,10 +263,11 @@ __global__ void __maxnreg__(is_e4m3(kForm) ? 128 : 112)
   const int stream = blockIdx.x / geometry.num_row_tiles;
   BlockItems items;
   const SplitRange& splits = geometry.splits;
-  items.first_unit = is_apart ? stream / splits.size() : stream;
-  items.unit_stride = geometry.num_streams;
+  const int num_apart = is_apart ? splits.size() : 1;
+  items.first_unit = stream / num_apart;
+  items.unit_stride = geometry.streams_of(stream % num_apart, num_apart);
   items.num_units = weight.num_outputs / kLinearUnit;
-  items.first_split = splits.begin + (is_apart ? stream % splits.size() : 0);
+  items.first_split = splits.begin + stream % num_apart;
   items.last_split = is_apart ? items.first_split + 1 : splits.end;
 
   constexpr int kSlotBytes = WeightRing<kForm>::kSlotBytes;

@@ -70,6 +70,9 @@ constexpr int num_records(bool is_wide) {
 
 inline constexpr int kClaimBytes = 16;
 
+/// Of so few steps the weights of a unit come sooner than the answer to a claim.
+inline constexpr int kShortSteps = 8;
+
 template <WeightForm kForm, int kTiles, int kSteps, int kRecords>
 constexpr int fixed_shared_bytes() {
   return SumLayout<kTiles, 2>::kBytes + kRecords * ChainRecord<kForm, kSteps>::kBlockBytes +
@@ -356,18 +359,19 @@ __global__ void __maxnreg__(fixed_registers(kForm, kTiles, kSteps))
   const int num_splits = geometry.splits.size();  // 1 without partials
   const int split = blockIdx.x % num_splits;      // of those that are here
   const int first_unit = blockIdx.x / num_splits;
-  const int unit_stride = geometry.num_streams;
+  const int unit_stride = geometry.streams_of(split, num_splits);
   const int num_units = weight.num_outputs / kLinearUnit;
   const int first_step = (split * kLinearChains + warp) * kSteps;
   // The unit being multiplied, those in the ring after it, and the one that goes there next. The
   // first ones are this block's by its number, for their weights are to be under way before the
   // kernel before this one is done; which block multiplies the others is decided by who comes
-  // first. So a block that shares its SM with another one, or starts late, takes fewer.
+  // first. So a block that shares its SM with another one, or starts late, takes fewer. Units of
+  // short chains are all dealt by number.
   constexpr int kAhead = kRecords;
   int units[kAhead + 1];
 #pragma unroll
   for (int i = 0; i <= kAhead; ++i) units[i] = first_unit + i * unit_stride;
-  const bool claims_units = params.workspace != nullptr;
+  const bool claims_units = kSteps > kShortSteps && params.workspace != nullptr;
   auto* const claims = reinterpret_cast<uint32_t*>(params.workspace) + split;
 
   extern __shared__ __align__(128) uint8_t shared[];

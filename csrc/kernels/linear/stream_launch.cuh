@@ -243,10 +243,9 @@ int launch_stream(const LinearParams& params, Geometry geometry, void* stream,
   geometry.num_row_tiles = ceil_div(params.num_rows, 8 * variant.num_tiles);
   const int num_splits_apart = is_apart ? geometry.splits.size() : 1;
   const int num_blocks = num_sms() * (fits_half ? plan.blocks_per_sm : 1);
-  geometry.num_streams = std::clamp(num_blocks / (geometry.num_row_tiles * num_splits_apart), 1,
-                                    weight.num_outputs / kLinearUnit);
-  return launch(variant.kernel,
-                dim3(geometry.num_row_tiles * num_splits_apart * geometry.num_streams),
+  geometry.num_streams = std::clamp(num_blocks / geometry.num_row_tiles, num_splits_apart,
+                                    num_splits_apart * (weight.num_outputs / kLinearUnit));
+  return launch(variant.kernel, dim3(geometry.num_row_tiles * geometry.num_streams),
                 dim3(kStreamThreads), shared_bytes, stream, params, geometry);
 }
 

@@ -103,8 +103,16 @@ WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
   const int num_units = params.weight.num_outputs / kLinearUnit;
   const int num_splits = num_splits_apart(params);
   const int min_units = plan.tile_rows > 32 ? kGroupUnits : 1;
-  plan.num_runs = std::clamp(num_sms() / plan.cluster / num_splits, 1,
-                             std::max(1, ceil_div(num_units, min_units)));
+  const int max_runs = std::max(1, ceil_div(num_units, min_units));
+  // Of few rows a run has neighbouring splits, where every multiprocessor gets one by that alone.
+  const int most_splits = plan.tile_rows > 64 ? 1 : num_splits;
+  for (int splits = 1; splits <= most_splits && num_splits % splits == 0; splits *= 2) {
+    const int num_parts = num_splits / splits, num_before = num_splits / plan.run_splits;
+    const int runs = std::clamp(num_sms() / plan.cluster / num_parts, 1, max_runs);
+    if (runs * num_parts <= plan.num_runs * num_before) continue;
+    plan.num_runs = runs;
+    plan.run_splits = splits;
+  }
   const int run_units = ceil_div(num_units, plan.num_runs);
   const int num_tiles = ceil_div(run_units, max_units(params, plan.tile_rows));
   plan.tile_units = ceil_div(run_units, num_tiles);

@@ -15,6 +15,9 @@ struct WgmmaPlan {
   // round.
   int num_runs = 0;
   int shared_kib = 226;  // shared memory of a block; the ring of stages takes what it can
+  // Of a run, where sums stay apart: neighbouring splits that a cluster takes one after the other.
+  // It divides those that are here.
+  int run_splits = 1;
 };
 
 /// The plan that linear_wgmma takes by itself: for up to 256 rows runs of one tile of rows that

@@ -96,7 +96,9 @@ int launch_tiles(const WgmmaPlan& plan, const LinearParams& params, JobType job,
     job.num_runs = std::min(plan.num_runs, job.num_units);
     job.last_units = last_units(ceil_div(job.num_units, job.num_runs), plan.tile_units);
     shorter_units = last_units(job.num_units / job.num_runs, plan.tile_units);
-    num_clusters = job.num_runs * job.num_row_tiles * num_splits;
+    job.run_splits = plan.run_splits;
+    if (num_splits % plan.run_splits != 0) return cudaErrorInvalidValue;
+    num_clusters = job.num_runs * job.num_row_tiles * (num_splits / plan.run_splits);
   } else {
     job.last_units = plan.tile_units;
     job.num_unit_tiles = ceil_div(job.num_units, plan.tile_units);

@@ -78,7 +78,8 @@ struct Job {
   bool is_split;  // out is [num_splits, num_rows, num_outputs]
   int num_stages;
   int tile_units;
-  int num_runs;    // of a split and tile of rows; 0: bands of tiles
+  int num_runs;    // of some splits and a tile of rows; 0: bands of tiles
+  int run_splits;  // neighbours, one after the other
   int last_units;  // of the last tile of a longest run
   // Tiles of all blocks of a cluster.
   int num_unit_tiles;
@@ -131,11 +132,13 @@ class TileCursor {
     if (job.num_runs > 0) {
       const int row_tile = index_ % job.num_row_tiles;
       const int run = index_ / job.num_row_tiles % job.num_runs;
-      const int split = index_ / (job.num_row_tiles * job.num_runs);
-      tile.first_unit = job.num_units * run / job.num_runs;
+      const int splits = index_ / (job.num_row_tiles * job.num_runs);
+      first_unit_ = job.num_units * run / job.num_runs;
+      tile.first_unit = first_unit_;
       last_unit_ = job.num_units * (run + 1) / job.num_runs;
       tile.first_row = (row_tile * kCluster + rank) * kRows;
-      find_splits(split);
+      find_splits(splits * job.run_splits);
+      last_split_ = tile.first_split + job.run_splits;
       tile.num_units = tile.box_units = min(job.tile_units, last_unit_ - tile.first_unit);
     } else {
       find_tile();
@@ -145,6 +148,11 @@ class TileCursor {
   __device__ __forceinline__ void advance() {
     if (job_.num_runs > 0) {
       tile.first_unit += tile.num_units;
+      if (tile.first_unit == last_unit_ && tile.first_split + 1 < last_split_) {
+        tile.first_unit = first_unit_;
+        ++tile.first_split;
+        ++tile.last_split;
+      }
       tile.num_units = tile.box_units = min(job_.tile_units, last_unit_ - tile.first_unit);
     } else {
       index_ += gridDim.x / kCluster;
@@ -179,7 +187,9 @@ class TileCursor {
   const Job& job_;
   int rank_;
   int index_;
-  int last_unit_ = 0;  // of the run, one past
+  // Of the run, the last ones one past:
+  int first_unit_ = 0, last_unit_ = 0;
+  int last_split_ = 0;
 };
 
 /// Shared addresses of the ring. A full barrier's phase ends when the stage has arrived, an empty

@@ -349,8 +349,7 @@ int launch_rows(const ClusterParams& params, int num_rows, void* stream) {
 bool suits_cluster_norm(const RmsNormParams& params) {
   // Of narrower rows a thread of the one block has eight columns at most, and it is as fast.
   return params.delta_partials != nullptr && params.num_partials <= kMostSums &&
-         !params.starts_residual && cuda::chain_columns(params.width) == 16 && has_clusters() &&
-         params.num_rows * blocks_of(params.width) <= cuda::num_sms();
+         !params.starts_residual && cuda::chain_columns(params.width) == 16 && has_clusters();
 }
 
 int cluster_norm_cuda(const RmsNormParams& params, void* stream) {

@@ -274,7 +274,6 @@ void check_rows(const Experts& experts, float shared) {
     for (size_t i = 0; i < order.size(); ++i) {
       std::swap(order[i], order[static_cast<size_t>(rng.integer(0, kRows - 1))]);
     }
-    if (count == 33) std::fill(order.begin(), order.end(), order[0]);  // one expert's rows
     std::vector<uint16_t> some;
     std::vector<int32_t> span;
     for (int i = 0; i < count; ++i) {
@@ -293,7 +292,38 @@ void check_rows(const Experts& experts, float shared) {
       CHECK(std::equal(&found.out[i * hidden], &found.out[i * hidden] + hidden,
                        &expected[order[i] * hidden]));
     }
-    if (count == 33) std::iota(order.begin(), order.end(), size_t{0});
+  }
+}
+
+/// As many rows as a segment or a tile of rows has at most, and one more. All go to the same
+/// experts, for each is a multiple of one row, or all but one do.
+void check_borders(const Experts& experts) {
+  constexpr size_t kMultiples = 4;
+  const auto hidden = static_cast<size_t>(experts.layer.hidden);
+  const std::vector<uint16_t> two = random_rows(2, experts.layer.hidden, 0.0f);
+  std::vector<uint16_t> kinds;
+  for (size_t i = 0; i < 2 * kMultiples; ++i) {
+    const size_t from = i / kMultiples * hidden;
+    for (size_t c = 0; c < hidden; ++c) {
+      const float value = std::ldexp(from_bf16(two[from + c]), static_cast<int>(i % kMultiples));
+      kinds.push_back(to_bf16(value));
+    }
+  }
+  const Rows routes = experts.run(kinds, std::vector<int32_t>(2 * kMultiples, 0));
+  const std::vector<uint16_t> expected = experts.expected(kinds, routes);
+  for (const size_t count :
+       {8, 9, 16, 17, 24, 25, 32, 33, 40, 64, 65, 96, 97, 160, 161, 320, 321}) {
+    for (const size_t other : {count, count / 2}) {
+      std::vector<uint16_t> x, out;
+      for (size_t row = 0; row < count; ++row) {
+        const size_t kind = row % kMultiples + (row == other ? kMultiples : 0);
+        const auto from = static_cast<ptrdiff_t>(kind * hidden);
+        const auto to = from + static_cast<ptrdiff_t>(hidden);
+        x.insert(x.end(), kinds.begin() + from, kinds.begin() + to);
+        out.insert(out.end(), expected.begin() + from, expected.begin() + to);
+      }
+      CHECK(experts.run(x, std::vector<int32_t>(count, 0)).out == out);
+    }
   }
 }
 
@@ -310,7 +340,19 @@ TEST(experts_of_codes_do_so_too) {
   for (const ScaleKind kind : {ScaleKind::kOutput, ScaleKind::kBlock}) {
     // Of the last one blocks of scales end within whole slots.
     for (const Layer& layer : {kTiny, kLayers[1], kLayers[3], Layer{8, 2, 64, 1536}}) {
-      check_rows(Experts(layer, kind), 0.0f);
+      const Experts experts(layer, kind);
+      for (const float shared : {0.0f, 0.8f}) check_rows(experts, shared);
+    }
+  }
+}
+
+// Codes of the first layer are streamed up to 127 rows, of the second, whose blocks are alone on a
+// multiprocessor, up to 31; of the last they have tiles of up to 160 rows from 156 rows on.
+TEST(segments_and_tiles_have_any_length) {
+  for (const ScaleKind kind : {ScaleKind::kNone, ScaleKind::kOutput, ScaleKind::kBlock}) {
+    for (const Layer& layer :
+         {Layer{128, 8, 768, 256}, Layer{16, 4, 4096, 256}, kLayers[3], Layer{3, 2, 256, 128}}) {
+      check_borders(Experts(layer, kind));
     }
   }
 }

@@ -39,6 +39,7 @@ const std::vector<Shape>& coded_shapes() {
       {"4B down", 320, 9728, kNone, 4},
       {"8B qkv", 768, 4096},
       {"14B gate_up", 512, 5120, kSwiGlu},
+      {"14B o", 2560, 5120, kNone, 8},
       {"14B down", 320, 17408, kNone, 8},
       {"Llama 8B down", 320, 14336, kNone, 4},
       {"Qwen2.5 0.5B qkv", 1152, 896},
@@ -412,7 +413,7 @@ TEST(shards_have_the_bits_of_the_whole) {
 // for any device, too.
 TEST(ranks_send_the_sums_of_the_whole) {
   for (const Shape& shape :
-       {coded_shape("4B o"), coded_shape("4B down"), coded_shape("Qwen2.5 72B down"),
+       {coded_shape("4B o"), coded_shape("14B o"), coded_shape("Qwen2.5 72B down"),
         coded_shape("three uneven splits"), Shape{"2560 outputs", 2560, 1072, kNone, 4},
         Shape{"5120 outputs", 5120, 1120, kNone, 8}}) {
     const auto width = static_cast<size_t>(shape.num_inputs);

@@ -120,7 +120,8 @@ void check_same(const std::vector<uint8_t>& got, const std::vector<uint8_t>& wan
 std::string name(const cuda::WgmmaPlan& plan) {
   return "tiles of " + std::to_string(plan.tile_rows) + " rows x " +
          std::to_string(plan.tile_units) + " units, cluster " + std::to_string(plan.cluster) +
-         ", " + std::to_string(plan.num_runs) + " runs";
+         ", " + std::to_string(plan.num_runs) + " runs of " + std::to_string(plan.run_splits) +
+         " splits";
 }
 
 double silu(double x) { return x / (1.0 + std::exp(-x)); }
@@ -200,9 +201,14 @@ TEST(every_plan_has_the_bits_of_the_streaming_kernel) {
             if (cluster == 2 && tile_rows < 96) continue;
             for (int tile_units = 1; tile_units <= 12; ++tile_units) {
               for (const int num_runs : {0, 7}) {
-                const cuda::WgmmaPlan plan = {tile_rows, tile_units, cluster, num_runs};
-                check_same(run_wgmma(matrix, x.data(), num_rows, out, plan), want, matrix, out,
-                           std::to_string(num_rows) + " rows, " + name(plan));
+                for (int run_splits = 1; run_splits <= shape.num_splits; ++run_splits) {
+                  cuda::WgmmaPlan plan = {tile_rows, tile_units, cluster, num_runs};
+                  plan.run_splits = run_splits;
+                  const bool is_apart = num_runs > 0 && out == Out::kPartials;
+                  if (run_splits > 1 && (!is_apart || shape.num_splits % run_splits > 0)) continue;
+                  check_same(run_wgmma(matrix, x.data(), num_rows, out, plan), want, matrix, out,
+                             std::to_string(num_rows) + " rows, " + name(plan));
+                }
               }
             }
           }

@@ -184,20 +184,22 @@ TEST(rms_norm_starts_a_residual) {
   }
 }
 
+// Wide rows of partial sums are normed by clusters, their sums by a block each.
 TEST(rms_norm_of_partials_is_that_of_their_rounded_sum) {
   Rng rng(2);
-  for (const size_t width : {320, 2560, 4096}) {
+  for (const size_t width : {320, 2560, 4096, 5120, 8192}) {
     for (const size_t num_partials : {1, 2, 3, 4, 8}) {
-      const Input input = random_input(rng, 9, width, Delta::kPartials, num_partials);
-      const Result result = run_cuda(input);
-      const Result summed = run_cuda(with_summed_partials(input));
-      CHECK(result.residual == summed.residual);
-      CHECK(result.out == summed.out);
+      for (const size_t num_rows : {9, 200}) {
+        const Input input = random_input(rng, num_rows, width, Delta::kPartials, num_partials);
+        const Result result = run_cuda(input);
+        const Result summed = run_cuda(with_summed_partials(input));
+        CHECK(result.residual == summed.residual);
+        CHECK(result.out == summed.out);
+      }
     }
   }
 }
 
-// Few wide rows of partial sums are normed by clusters, many by a block each.
 TEST(rms_norm_rows_are_invariant_bit_for_bit) {
   Rng rng(3);
   constexpr size_t kRows = 256;
