@@ -158,9 +158,7 @@ const std::vector<DecodeKernel>& kernels_of(const SpanAttentionParams& params, b
 /// Whether the tiles of prompts are for heads of the size.
 bool suits_prefill(const SpanAttentionParams& params) { return params.kv.head_dim < kMaxHeadDim; }
 
-bool is_short(const SpanAttentionParams& params) {
-  return params.rows.num_spans <= kFewSpans && params.rows.expected_kv_len > 0;
-}
+bool is_short(const SpanAttentionParams& params) { return params.rows.expected_kv_len > 0; }
 
 /// Of a span that has as many rows as there is room for on average.
 int mean_pairs_of(const SpanAttentionParams& params) {
@@ -410,6 +408,10 @@ bool has_span_attention_cuda(int head_dim) {
   const std::vector<DecodeKernel>& kernels = cta_kernels<kMaxHeadDim>();
   return std::all_of(kernels.begin(), kernels.end(),
                      [](const DecodeKernel& kernel) { return kernel.is_available; });
+}
+
+int most_short_spans_cuda(int num_kv_heads, int head_dim) {
+  return head_dim == kMidHeadDim ? close_clusters().num_clusters / num_kv_heads : 0;
 }
 
 int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {

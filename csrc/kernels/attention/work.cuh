@@ -146,7 +146,7 @@ constexpr int kClusterCtas = 8;
 constexpr int kClusterBlocks = 16;  // two segments
 // Room for rows in a step of clusters: of few short spans, and of any. More items take several
 // rounds of clusters, and where there are many bytes these count, not latencies.
-constexpr int kMaxClusterRows = kMaxRowsOfOneSpan;
+constexpr int kMaxClusterRows = kMaxRowsOfShortSpans;
 constexpr int kMaxClusterBatchRows = kMinRowsOfFewSpans - 1;
 
 /// What one CTA of an item needs, one cache line.

@@ -24,7 +24,9 @@ GraphBook::Limits graph_limits(const StepContext& context) {
           .makes_trees = drafter.needs().makes_trees,
           .is_costly = drafter.needs().is_costly,
           .takes_trees = context.takes_trees,
-          .parts_spans = context.bases.exist()};
+          .parts_spans = context.bases.exist(),
+          .most_short_spans = most_short_spans_cuda(context.kv_layers.front().num_kv_heads,
+                                                    context.kv_layers.front().head_dim)};
 }
 
 }  // namespace

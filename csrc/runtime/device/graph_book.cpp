@@ -35,10 +35,10 @@ void GraphBook::add_shapes(int num_rows) {
     if (num_rows < kMinRowsOfFewSpans || num_rows > kMaxRowsOfFewSpans) return;
     if (shape.has_trees && !(shape.proposes && limits_.is_costly)) return;
     shape.is_general = false;
-    shape.num_spans = std::min(shape.num_spans, kFewSpans);
-    add_spans(shape);
-    shape.num_spans = 1;
-    if (num_rows <= kMaxRowsOfOneSpan) add_spans(shape);
+    for (const int most : {std::max(limits_.most_short_spans, kFewSpans), kFewSpans, 1}) {
+      shape.num_spans = std::min(shape.num_spans, most);
+      if (most == kFewSpans || num_rows <= kMaxRowsOfShortSpans) add_spans(shape);
+    }
   };
   const auto add = [&](StepShape shape) {
     add_lengths(shape);

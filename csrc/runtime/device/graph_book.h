@@ -37,6 +37,7 @@ class GraphBook {
     bool makes_trees = false, is_costly = false;
     // The target: whether trees are drafted for it, and long spans have kernels of their own.
     bool takes_trees = true, parts_spans = false;
+    int most_short_spans = 0;  // most_short_spans_cuda()
 
     /// Whether the step itself asks the drafter.
     bool proposes_on_device() const { return max_draft_tokens > 0 && works_on_arrays; }

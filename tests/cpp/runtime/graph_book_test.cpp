@@ -126,6 +126,16 @@ TEST(the_graphs_of_a_small_engine) {
   few.num_spans = 1;
   CHECK(book_of(kLookup, 64, 8).shapes().contains(few));
   CHECK_EQ(book_of(kLookup, 64, 8).shapes().size(), 6u);
+  // Of more, where so many are attended to at once.
+  GraphBook::Limits limits = kPlain;
+  limits.most_short_spans = 11;
+  const GraphBook book = book_of(limits, 64, 32);
+  const auto room_of = [&](int num_rows) {
+    return book.find({.num_rows = num_rows, .num_spans = num_rows, .is_general = false});
+  };
+  CHECK(!room_of(8)->is_general && room_of(8)->num_spans == 8);
+  CHECK(!room_of(11)->is_general && room_of(11)->num_spans == 11);
+  CHECK(room_of(12)->is_general && room_of(24)->is_general);
 }
 
 TEST(every_graph_is_timed_and_nothing_twice) {
