@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kStreamThreads)
   const int row = first_row + rank;
   const bool is_there = row < params.num_rows;
   const bool goes_nowhere = is_there && is_padding(params, row);
-  wait_for_rows();
+  wait_for_rows(/*but_last=*/false);
   if (chain_bytes > 0 && rank < num_units) wait_for_slot(barrier, 0);
   for (int i = 0; i * kRouteRows + rank < num_units; ++i) {
     send_unit_logits(rows, chain, weights + i * kStreamWarps * at.chain_bytes,
