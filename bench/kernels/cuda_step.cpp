@@ -23,6 +23,7 @@
 #include <iterator>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <variant>
@@ -184,7 +185,7 @@ TargetSpec model_of(const Shape& shape) {
 const Shape& drafter_of(const Shape& shape) {
   const bool is_llama = shape.vocab_size == 128256;
   return *std::find_if(std::begin(kShapes), std::end(kShapes), [&](const Shape& s) {
-    return std::strcmp(s.name, is_llama ? "llama-3.2-1b" : "qwen3-0.6b") == 0;
+    return std::string_view(s.name) == (is_llama ? "llama-3.2-1b" : "qwen3-0.6b");
   });
 }
 

@@ -96,7 +96,7 @@ size_t delta_net_workspace_bytes_cuda(const DeltaShape& shape, int num_rows) {
 int delta_net_cuda(const DeltaNetParams& params, void* stream) {
   if (!is_legal(params)) return cudaErrorInvalidValue;
   if (params.rows.num_rows == 0 || params.rows.num_spans == 0) return cudaSuccess;
-  const Launches& launches = cuda::per_device([] { return Launches(); });
+  const Launches launches = cuda::per_device([] { return Launches(); });
   if (!launches.are_ready) return cudaErrorNotSupported;
   const DeltaShape& shape = params.shape;
   const auto num_rows = static_cast<unsigned>(params.rows.num_rows);
