@@ -347,9 +347,11 @@ int launch_rows(const ClusterParams& params, int num_rows, void* stream) {
 }  // namespace
 
 bool suits_cluster_norm(const RmsNormParams& params) {
+  constexpr int kMostRows = 256;  // of a step that decodes: more were not timed
   // Of narrower rows a thread of the one block has eight columns at most, and it is as fast.
   return params.delta_partials != nullptr && params.num_partials <= kMostSums &&
-         !params.starts_residual && cuda::chain_columns(params.width) == 16 && has_clusters();
+         params.num_rows <= kMostRows && !params.starts_residual &&
+         cuda::chain_columns(params.width) == 16 && has_clusters();
 }
 
 int cluster_norm_cuda(const RmsNormParams& params, void* stream) {
