@@ -85,14 +85,13 @@ class Trainer:
         schedule: Schedule,
         folder: Path | None,
         seed: int,
-        wait: Callable[[], None] | None = None,
     ) -> None:
-        """Without a `folder` no checkpoints are written; `wait` is called before each step."""
+        """Without a `folder` no checkpoints are written."""
         self.head, self.ends, self.schedule, self.folder = head, ends, schedule, folder
         self.at = Progress()
         self.optimizer = make_optimizer(head, schedule.rate)
         self.device = ends.embedding.device
-        self.seed, self.wait = seed, wait or (lambda: None)
+        self.seed = seed
 
     def resume(self, folder: Path) -> None:
         """Goes on where a checkpoint was written; from the beginning if there is none.
@@ -183,7 +182,6 @@ class Trainer:
         return progress_since >= 0.1 and share_measured <= MOST_MEASURED
 
     def _step(self, lesson: Lesson, progress: float) -> Tensor:
-        self.wait()
         rate = self.schedule.rate * rate_factor(progress)
         for group in self.optimizer.param_groups:
             group["lr"] = rate

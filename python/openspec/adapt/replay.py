@@ -28,16 +28,10 @@ class Replay:
         """Captures the outputs of `layers`, from 0, rising, for the device and type of `like`."""
         runner, info = llm.engine.runner, llm.engine.info
         assert isinstance(runner, CompiledRunner)
-        self._engine, self._runner = llm.engine, runner
-        self._most_rows = info.max_num_batched_tokens
+        self._runner, self._most_rows = runner, info.max_num_batched_tokens
         self._width = len(layers) * llm.model_config.hidden_size
         self._like = torch.empty(0) if like is None else like
         runner.set_capture(list(layers))
-
-    def wait(self, num_rows: int = 0) -> None:
-        """Until the engine may launch a step, where someone says when."""
-        if self._engine.on_launch is not None:
-            self._engine.on_launch(num_rows)
 
     def texts(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
         """The states [tokens, layers * hidden] of each text; float32 on the CPU if not told."""
@@ -47,7 +41,6 @@ class Replay:
         while waiting or running:
             step = self._plan(texts, waiting, running)
             counts = [count for _, _, count, _ in step]
-            self.wait(sum(counts))
             with _Step(self._runner, [(slot, count) for _, slot, count, _ in step]):
                 parts = self._captured(sum(counts)).split(counts)
             for (index, slot, _, left), part in zip(step, parts, strict=True):
@@ -118,7 +111,6 @@ class HeadStates:
         last = llm.model_config.num_layers - 1
         layers = sorted({*head.capture_layers, last})
         self._replay = Replay(llm, layers, ends.embedding)
-        self.wait = self._replay.wait
         self._places = [layers.index(layer) for layer in head.capture_layers]
         self._num_layers = len(layers)
         self._device = ends.embedding.device

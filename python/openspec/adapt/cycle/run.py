@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 
-from openspec.adapt.cycle.duty import BesideConfig
 from openspec.adapt.cycle.server import Server, counters_of, live_length
 from openspec.adapt.cycle.shadow import HeadSourceConfig, Shadow, opened, shown
 from openspec.adapt.cycle.vocabulary import (
@@ -33,7 +32,7 @@ from openspec.adapt.cycle.vocabulary import (
     shares,
     with_vocabulary,
 )
-from openspec.adapt.cycle.watch import DRAFTS, EXPECTED, LENGTH
+from openspec.adapt.cycle.watch import DRAFTS, EXPECTED, LENGTH, ServerConfig
 from openspec.adapt.decide import Measured, Verdict, decide
 from openspec.adapt.heads.parts import TargetEnds, TrainableHead, VocabularyHead
 from openspec.adapt.loop import Schedule, Trainer
@@ -63,7 +62,7 @@ AT_HOME = 0.98
 
 
 @dataclass(frozen=True)
-class RunConfig(HeadSourceConfig, BesideConfig):
+class RunConfig(HeadSourceConfig, ServerConfig):
     """Settings of one turn."""
 
     out: str | None = named(None, "DIR")
@@ -143,7 +142,6 @@ class Turn:
         """Measures, learns, decides; a head that is taken is written, and swapped in."""
         with LLM(**dataclasses.asdict(answering_config(self.config))) as llm:
             set_threads(self.config)
-            llm.engine.on_launch = self.own.beside()
             torch.manual_seed(self.own.training_seed)
             lesson = self._lesson(llm, 0.0, TRIAL_TEXTS)
             before = after = lesson.measured(self.old.head)
@@ -264,8 +262,7 @@ class Turn:
             nonlocal kept, best
             kept, best = copy.deepcopy(learning), found
 
-        seed = self.own.training_seed
-        trainer = Trainer(learning, lesson.ends, schedule, None, seed, lesson.states.wait)
+        trainer = Trainer(learning, lesson.ends, schedule, None, self.own.training_seed)
         trainer.at.best = worth(before, best)
         trainer.at.curve.append({"step": 0, "length": best.length})  # it has been measured
         trainer.run(

@@ -6,28 +6,12 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
 from typing import Any
 
 from openspec.errors import ConfigError
 from openspec.messages import SpecCounters
-from openspec.settings.setting import named
 
 TIMEOUT_S = 120.0  # a head is read from a disk and checked
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """Which server."""
-
-    server: str | None = named(None, "URL")
-    """A running server, such as http://127.0.0.1:8000, started with --drafter-dir."""
-    server_admin_key: str | None = named(None, "KEY")
-    """The admin key of that server."""
-
-    def opened(self) -> Server | None:
-        """The server, if one is named."""
-        return None if self.server is None else Server(self.server, self.server_admin_key)
 
 
 class Server:
@@ -39,13 +23,6 @@ class Server:
     def drafter(self) -> dict[str, Any]:
         """What it drafts with."""
         return self._asked("/v1/drafter")
-
-    def num_requests(self) -> int:
-        """That are under way; none where nobody answers."""
-        try:
-            return int(self._asked("/load")["server_load"])
-        except ConfigError:
-            return 0
 
     def load(self, path: str) -> dict[str, Any]:
         """Exchanges the head for the one in a folder of the server's machine."""

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from openspec.adapt.cycle.duty import BesideConfig
 from openspec.adapt.decide import Measured, decide, measured
 from openspec.adapt.heads import kind_named
 from openspec.adapt.heads.parts import HeadKind, HeadPlan, ReadText, TargetEnds, TrainableHead
@@ -78,25 +77,20 @@ class Shadow:
 
     def __init__(self, states: HeadStates, texts: Texts, num_drafts: int, step_ms: float) -> None:
         self._texts, self._num_drafts, self._step_ms = texts, num_drafts, step_ms
-        self._wait = states.wait
         self._traffic, self._base = states.read(texts.held_out), states.read(texts.base_held_out)
 
     def measured(self, head: TrainableHead, ends: TargetEnds) -> Measured:
         """How far a head drafts along them."""
 
         def of(read: Sequence[ReadText]) -> list[Tally]:
-            found: list[Tally] = []
-            for one in read:
-                self._wait()
-                found += tallies(head, ends, [one], self._num_drafts)
-            return found
+            return tallies(head, ends, read, self._num_drafts)
 
         traffic = zip(self._texts.held_out, of(self._traffic), strict=True)
         return measured(list(traffic), of(self._base), self._step_ms)
 
 
 @dataclass(frozen=True)
-class DecideConfig(HeadSourceConfig, BesideConfig):
+class DecideConfig(HeadSourceConfig):
     """Settings of a decision."""
 
     heads: str | None = named(None, "DIR,DIR,...")
@@ -120,7 +114,6 @@ def decide_heads(config: EngineConfig, own: DecideConfig) -> list[str]:
     lines: list[str] = []
     with LLM(**dataclasses.asdict(answering_config(config))) as llm:
         set_threads(config)
-        llm.engine.on_launch = own.beside()
         ends = load_ends(llm.model_config, torch.device(llm.engine.info.device))
         texts = gather(llm, own, None, lambda *_: None)
         count = config.num_speculative_tokens or found[0].head.most_drafts
