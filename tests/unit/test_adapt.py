@@ -321,6 +321,9 @@ def test_what_a_step_of_one_request_costs(monkeypatch: pytest.MonkeyPatch) -> No
     for drafts in (False, True):
         assert step_milliseconds(cast(EngineCore, Core()), drafts=drafts) == pytest.approx(10.0)
     assert len(took) == 13 and asked == [False] * 3 + [True] * 3
+    Core.info.max_model_len = 40
+    with pytest.raises(ConfigError, match="--max-model-len: steps are timed with 48 tokens"):
+        step_milliseconds(cast(EngineCore, Core()), drafts=True)
 
 
 def test_steps_with_drafts_cost_more() -> None:

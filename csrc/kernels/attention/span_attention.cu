@@ -184,7 +184,8 @@ const DecodeKernel* warp_kernel_of(const SpanAttentionParams& params) {
   const int num_sms = cuda::num_sms();
   // Short contexts: small tiles, which read K and V of a span more than once, as long as they find
   // SMs that would be idle, or half idle.
-  for (int most_tiles = num_sms; is_short(params) && most_tiles <= largest.num_ctas();
+  const bool are_few = is_short(params) && params.rows.num_spans <= kFewSpans;
+  for (int most_tiles = num_sms; are_few && most_tiles <= largest.num_ctas();
        most_tiles += num_sms) {
     for (const DecodeKernel& kernel : kernels) {
       if (num_heads * ceil_div(num_pairs, kernel.tile_pairs) <= most_tiles) return &kernel;

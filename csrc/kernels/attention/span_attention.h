@@ -63,13 +63,15 @@ void span_attention_cpu(const ExecContext& exec, const SpanAttentionParams& para
 
 /// CUDA: a step of chains with these numbers of rows is attended to faster if it has room for few
 /// spans, kFewSpans at most, and expects none to be longer than short_kv_len(). Up to
-/// kMaxRowsOfShortSpans rows, so is room for most_short_spans_cuda() spans, and for one span alone.
+/// kMaxRowsOfShortSpans rows, steps with room for most_short_spans_cuda() spans are faster as well,
+/// and those with room for one faster still.
 inline constexpr int kFewSpans = 4;
 inline constexpr int short_kv_len(int num_rows, int num_spans) {
   return num_rows <= 8 && num_spans <= 2 ? 2048 : 1024;
 }
 inline constexpr int kMinRowsOfFewSpans = 5, kMaxRowsOfFewSpans = 32;
 inline constexpr int kMaxRowsOfShortSpans = 16;
+/// Spans whose clusters all run at once on the current device; 0: it has none for such heads.
 int most_short_spans_cuda(int num_kv_heads, int head_dim);
 /// CUDA: from so many rows on long spans, as of prompts, have a kernel of their own on sm_90a. A
 /// step that expects none (RowBatch::max_span_rows) does without its launch.

@@ -16,8 +16,8 @@ namespace openspec::cuda {
 template <int kTiles>
 class ChainRows {
  public:
-  /// `shared`: activation_bytes(kTiles, chain_steps) of the warp's own, chain_steps those of the
-  /// longest chain.
+  /// `shared`: of the first row; rows up to a multiple of eight are read, whatever lies there.
+  /// chain_steps: those of the longest chain.
   __device__ __forceinline__ ChainRows(uint32_t shared, int chain_steps, int lane)
       : shared_(shared), pitch_(activation_pitch(chain_steps)), lane_(lane) {}
 

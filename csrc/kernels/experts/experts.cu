@@ -234,7 +234,7 @@ class ExpertsLaunch {
   int stream_weights() {
     const int num_tiles = tiles_for(params_);
     if (params_.num_rows > kFewRows) {
-      const int error = sort(8 * num_tiles);
+      const int error = sort(kStreamTileRows * num_tiles);
       if (error != cudaSuccess) return error;
     }
     ExpertsJob job = {.weights = params_.gate_up,

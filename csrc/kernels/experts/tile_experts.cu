@@ -45,7 +45,7 @@ int launch_tiles(const TileProduct& product, void* stream) {
                               .num_units = stack.first.num_outputs / kLinearUnit,
                               .num_steps = stack.first.num_inputs / kLinearStep,
                               .num_stages = kStages,
-                              .tile_rows = kMost};
+                              .tile_rows = product.tile_rows};
   const int num_clusters = num_sms() / kExpertCluster;
   return launch_clusters(kExpertCluster, kKernel, dim3(num_clusters * kExpertCluster),
                          dim3(kExpertThreads), kSharedKib * 1024, stream, weights, rows, job);

@@ -27,7 +27,7 @@ struct TileProduct {
   void* out;            // [num_places, outputs] bf16
   SortedPairs pairs;    // in segments of tile_rows
   int max_places;
-  int tile_rows;
+  int tile_rows;  // of a segment, at most
 };
 
 /// Whether the device has these kernels, which are made for the matrices, and they are faster than

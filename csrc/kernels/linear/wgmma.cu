@@ -104,7 +104,7 @@ WgmmaPlan linear_wgmma_plan(const LinearParams& params) {
   const int num_splits = num_splits_apart(params);
   const int min_units = plan.tile_rows > 32 ? kGroupUnits : 1;
   const int max_runs = std::max(1, ceil_div(num_units, min_units));
-  // Of few rows a run has neighbouring splits, where every multiprocessor gets one by that alone.
+  // Of few rows a run has neighbouring splits where more multiprocessors get one so.
   const int most_splits = plan.tile_rows > 64 ? 1 : num_splits;
   for (int splits = 1; splits <= most_splits && num_splits % splits == 0; splits *= 2) {
     const int num_parts = num_splits / splits, num_before = num_splits / plan.run_splits;

@@ -347,7 +347,7 @@ int launch_rows(const ClusterParams& params, int num_rows, void* stream) {
 }  // namespace
 
 bool suits_cluster_norm(const RmsNormParams& params) {
-  constexpr int kMostRows = 256;  // of a step that decodes: more were not timed
+  constexpr int kMostRows = 256;  // of a step that decodes
   // Of narrower rows a thread of the one block has eight columns at most, and it is as fast.
   return params.delta_partials != nullptr && params.num_partials <= kMostSums &&
          params.num_rows <= kMostRows && !params.starts_residual &&

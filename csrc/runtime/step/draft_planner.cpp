@@ -146,7 +146,7 @@ bool DraftPlanner::drafter_pays(StepLease& lease, bool may_be_absent, double hos
   if (has_prompt(lease)) return rate > without.tokens_per_second;
   auto& [yield, gates] = experience_[lease.plan.samples];
   const int num_seqs = num_sampled(lease);
-  // What made steps with drafts late may make those without late, or may not.
+  // Nothing is known of steps without drafts: if they are not as late, they win.
   const bool is_guess =
       !yield.is_known(num_seqs, without.num_drafts) && rate <= without.tokens / without.seconds;
   return gates.of(num_seqs).opens(rate, without.tokens_per_second, with.seconds / without.seconds,

@@ -356,7 +356,7 @@ std::vector<StepKind> HostStep::step_kinds() const {
   std::vector<StepKind> kinds;
   // Whose rows they are hardly matters, so those of one sequence tell what rows cost; what a
   // drafter adds hangs on the number of sequences alone. Rows of its own steps are a power of two,
-  // as those of others that are timed before.
+  // as those of steps without it, so that the two compare.
   const int room = static_cast<int>(std::bit_ceil(static_cast<unsigned>(num_learned())));
   const auto add = [&](int num_rows, bool proposes) {
     const int of_each = proposes && num_rows * room <= most ? room : 1;

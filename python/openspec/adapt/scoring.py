@@ -27,9 +27,10 @@ from openspec.adapt.target import ENGINE_SHARE
 from openspec.config import EngineConfig
 from openspec.engine.core.engine_core import EngineCore
 from openspec.engine.load import load_engine
+from openspec.errors import ConfigError
 from openspec.messages import EngineRequest, SamplingParams, SpeculativeOptions
 
-TIMED_ANSWERS, TIMED_PROMPT, TIMED_TOKENS = 3, 32, 256
+TIMED_ANSWERS, TIMED_PROMPT, TIMED_TOKENS, LEAST_TIMED_TOKENS = 3, 32, 256, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,14 @@ def step_milliseconds(core: EngineCore, *, drafts: bool) -> float:
     """The median of an answer's steps, of three answers the least.
 
     An engine's own times of steps know none between them.
+
+    Raises:
+        ConfigError: its texts have no room for an answer of a few steps.
     """
     room = core.info.max_model_len - TIMED_PROMPT
+    if room < LEAST_TIMED_TOKENS:
+        least = TIMED_PROMPT + LEAST_TIMED_TOKENS
+        raise ConfigError(f"--max-model-len: steps are timed with {least} tokens; raise it")
     request = EngineRequest(
         request_id="timed",
         prompt_token_ids=list(range(TIMED_PROMPT)),

@@ -264,7 +264,7 @@ def gather(
     if room < 1 and (own.records is None or own.base):
         raise ConfigError(
             f"--answer-tokens {own.answer_tokens}: leaves no room for a prompt in texts of "
-            f"{longest} tokens; lower it or raise --text-length"
+            f"{longest} tokens; lower it, or raise --text-length and --max-model-len"
         )
 
     most_learned = None if few is None else 4 * few

@@ -62,7 +62,7 @@ class Judged:
         """Prompt by prompt."""
         # Of all steps but the prompt's: the last ones have no room for drafts.
         tallies = [
-            Tally(one.num_steps - 1, len(text) - 1)
+            Tally(max(0, one.num_steps - 1), len(text) - 1)
             for one, text in zip(self.counters, self.texts, strict=True)
         ]
         return Measured(tallies, [], {}, self.prices.drafted)
