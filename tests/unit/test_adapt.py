@@ -503,6 +503,7 @@ def test_a_head_from_a_servers_records(tmp_path: Path, capsys: pytest.CaptureFix
         ({"out": "/proc/head"}, "--out /proc/head: .*another folder"),
         ({"method": "ngram"}, "heads that can be trained: dflash, dflash2, dspark, eagle3, peagle"),
         ({"head": "dflash2"}, "that is for --method dflash"),
+        ({"method": "dflash", "head_layers": 3}, "--head-layers 3 for 4 layers: .*rising ids"),
         ({"quantization": "fp8"}, "not for quantised ones"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size: .*one GPU"),
         ({"load_format": "dummy"}, "--load-format dummy: a head needs a target with weights"),
@@ -516,7 +517,7 @@ def test_what_is_refused(tmp_path: Path, settings: dict[str, Any], message: str)
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(settings.pop("config")))
         settings["model"] = str(folder)
-    names = ("prompts", "records", "held_out", "own_prompts", "out", "head")
+    names = ("prompts", "records", "held_out", "own_prompts", "out", "head", "head_layers")
     own = {name: settings.pop(name) for name in names if name in settings}
     config = config_from_settings({"method": "eagle3", **settings})
     given = {"prompts": "p.jsonl", "out": str(tmp_path / "out"), **own}

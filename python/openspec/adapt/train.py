@@ -122,6 +122,7 @@ class Training:
         target = ModelConfig.from_folder(self.config.model_path)
         check_target(self.config, target)
         self.start = read_start(self.config, target)
+        self.layers = () if self.start is not None else self._layers(target)
         self.out = Path(own.out)
         self.folder = self.out / TRAINING
         if (self.folder / TEXTS).exists() and not own.resume:
@@ -203,16 +204,13 @@ class Training:
     def _plan(self, llm: LLM, texts: Sequence[Text]) -> HeadPlan:
         own, model, kind = self.own, llm.model_config, self.kind
         num_layers = own.head_layers or kind.num_layers
-        named = layers_of_user(str(self.config.draft_setup(model).options[CAPTURE_LAYERS]))
-        layers = kind.default_capture_layers(model.num_layers, num_layers)
-        ids = named or LayerIds(layers, "output", f"the default for {model.num_layers} layers")
         special = sorted(llm.tokenizer.special_tokens.values())
         size = min(own.draft_vocab_size, model.vocab_size) if kind.has_vocabulary else 0
         return HeadPlan(
             geometry=geometry_of(
                 model, kind, own.head_intermediate_size, num_layers, own.text_length
             ),
-            capture_layers=captured_layers(ids, model.num_layers),
+            capture_layers=self.layers,
             num_target_layers=model.num_layers,
             vocabulary=draft_vocabulary(texts, special, model.vocab_size, size),
             mask_token=unused_token(texts, llm.tokenizer.num_tokens, model.vocab_size, special)
@@ -221,6 +219,14 @@ class Training:
             block_size=own.block_drafts + kind.num_extra_rows,
             num_anchors=own.anchors,
         )
+
+    def _layers(self, model: ModelConfig) -> tuple[int, ...]:
+        """Layers of the target that a new head reads."""
+        named = layers_of_user(str(self.config.draft_setup(model).options[CAPTURE_LAYERS]))
+        count = self.own.head_layers or self.kind.num_layers
+        layers = self.kind.default_capture_layers(model.num_layers, count)
+        told = f"the default of --head-layers {count} for {model.num_layers} layers"
+        return captured_layers(named or LayerIds(layers, "output", told), model.num_layers)
 
     def _schedule(self, llm: LLM) -> Schedule:
         own, width = self.own, llm.model_config.hidden_size
