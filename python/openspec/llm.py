@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
@@ -75,6 +75,8 @@ class LLM:
         self._grammars = LoadedGrammars(
             self._core.grammars, self.tokenizer, self.model_config, limits
         )
+        self.around_step: Callable[..., AbstractContextManager[object]] = nullcontext
+        """What each step runs within; called with what raises once Ctrl-C has come."""
         self._num_requests = 0
         self._calls: SimpleQueue[tuple[Callable[[], DrafterState], Future[DrafterState]]]
         self._calls = SimpleQueue()
@@ -313,7 +315,9 @@ class LLM:
                 with closing(_Progress(core, len(by_id), use_tqdm)) as progress:
                     while core.has_work:
                         self._answer_calls()
-                        for output in core.step():
+                        with self.around_step(check_ctrl_c):
+                            outputs = core.step()
+                        for output in outputs:
                             one = by_id[output.request_id]
                             was_finished = one.finished
                             delta = one.process(output)

@@ -30,14 +30,6 @@ def _train(config: EngineConfig, own: train.TrainConfig) -> str:
     return train.shown(config, own, train.Training(config, own).run())
 
 
-def _score(config: EngineConfig, own: compare.ScoreConfig) -> str:
-    return "\n".join(compare.compare_heads(config, own))
-
-
-def _decide(config: EngineConfig, own: shadow.DecideConfig) -> str:
-    return "\n".join(shadow.decide_heads(config, own))
-
-
 def _run(config: EngineConfig, own: run.RunConfig) -> str:
     return run.Turn(config, own).run().shown
 
@@ -63,11 +55,11 @@ def _erase(config: EngineConfig, own: EraseConfig) -> str:
 COMMANDS = {
     "run": Command(str(run.__doc__), run.RunConfig, _run),
     "train": Command(str(train.__doc__), train.TrainConfig, _train),
-    "decide": Command(str(shadow.__doc__), shadow.DecideConfig, _decide),
+    "decide": Command(str(shadow.__doc__), shadow.DecideConfig, shadow.decide_heads),
     "watch": Command(str(watch.__doc__), watch.WatchConfig, _watch),
     "states": Command(str(states.__doc__), states.StatesConfig, states.serve),
     "erase": Command("Removes what a server kept in a folder.", EraseConfig, _erase),
-    "score": Command(str(compare.__doc__), compare.ScoreConfig, _score),
+    "score": Command(str(compare.__doc__), compare.ScoreConfig, compare.compare_heads),
 }
 
 

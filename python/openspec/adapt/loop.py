@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,10 @@ class Schedule:
     rate: float
     measure_every: int | None
     """Steps; None: ten times in all at most."""
+    clock: Callable[[], float] = time.monotonic
+    """What `seconds` are counted by."""
+    piece: Callable[[], AbstractContextManager[object]] = nullcontext
+    """What each step runs within; there may be one at a time."""
 
     def progress(self, at: Progress) -> float:
         """Of the time, or of the steps where those come first; 1: it is over."""
@@ -146,33 +151,37 @@ class Trainer:
         `lessons` gives the batches from a number on. `measure` returns what is to be large, and
         what the curve says of it; `keep_best` is called when it was never larger.
         """
-        supply = ahead(lessons(self.at.step))
-        begin, before, saved_at = time.monotonic(), self.at.seconds, time.monotonic()
+        supply, clock, piece = lessons(self.at.step), self.schedule.clock, self.schedule.piece
+        if piece is nullcontext:  # else steps and lessons would wait for each other
+            supply = ahead(supply)
+        begin, before, saved_at = clock(), self.at.seconds, clock()
         losses: list[Tensor] = []
         measured_at = time_measured = 0.0
         while True:
             progress = self.schedule.progress(self.at)
             is_first = not self.at.curve
-            share_measured = time_measured / max(1e-9, time.monotonic() - begin)
+            share_measured = time_measured / max(1e-9, clock() - begin)
             is_due = self._is_due(progress - measured_at, share_measured)
             if is_first or progress >= 1 or is_due:
-                measured_at, measuring_since = progress, time.monotonic()
+                measured_at, measuring_since = progress, clock()
                 loss = float(torch.stack(losses).mean()) if losses else None
                 losses = []
                 value, said = measure()
-                time_measured += time.monotonic() - measuring_since
+                time_measured += clock() - measuring_since
                 self._note(value, {"loss": loss, **said})
                 if value > self.at.best:
                     self.at.best = value
                     keep_best()
             if progress >= 1:
                 break
-            losses.append(self._step(next(supply), progress))
+            lesson = next(supply)
+            with piece():
+                losses.append(self._step(lesson, progress))
             self.at.step += 1
-            self.at.seconds = before + time.monotonic() - begin
-            if time.monotonic() - saved_at > CHECKPOINT_S:
+            self.at.seconds = before + clock() - begin
+            if clock() - saved_at > CHECKPOINT_S:
                 self.save()
-                saved_at = time.monotonic()
+                saved_at = clock()
         self.save()
 
     def _is_due(self, progress_since: float, share_measured: float) -> bool:

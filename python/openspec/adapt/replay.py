@@ -28,7 +28,8 @@ class Replay:
         """Captures the outputs of `layers`, from 0, rising, for the device and type of `like`."""
         runner, info = llm.engine.runner, llm.engine.info
         assert isinstance(runner, CompiledRunner)
-        self._runner, self._most_rows = runner, info.max_num_batched_tokens
+        self.piece, self._runner = llm.around_step, runner
+        self._most_rows = info.max_num_batched_tokens
         self._width = len(layers) * llm.model_config.hidden_size
         self._like = torch.empty(0) if like is None else like
         runner.set_capture(list(layers))
@@ -41,7 +42,7 @@ class Replay:
         while waiting or running:
             step = self._plan(texts, waiting, running)
             counts = [count for _, _, count, _ in step]
-            with _Step(self._runner, [(slot, count) for _, slot, count, _ in step]):
+            with self.piece(), _Step(self._runner, [(slot, count) for _, slot, count, _ in step]):
                 parts = self._captured(sum(counts)).split(counts)
             for (index, slot, _, left), part in zip(step, parts, strict=True):
                 found[index].append(part)
@@ -111,6 +112,7 @@ class HeadStates:
         last = llm.model_config.num_layers - 1
         layers = sorted({*head.capture_layers, last})
         self._replay = Replay(llm, layers, ends.embedding)
+        self.piece = self._replay.piece
         self._places = [layers.index(layer) for layer in head.capture_layers]
         self._num_layers = len(layers)
         self._device = ends.embedding.device

@@ -79,8 +79,8 @@ class Judged:
         )
 
 
-def compare_heads(config: EngineConfig, own: ScoreConfig) -> list[str]:
-    """The report, line by line.
+def compare_heads(config: EngineConfig, own: ScoreConfig) -> str:
+    """The report.
 
     Raises:
         ConfigError: for a setting, a head or prompts that cannot be used, with the remedy.
@@ -99,7 +99,7 @@ def compare_heads(config: EngineConfig, own: ScoreConfig) -> list[str]:
         if other.texts != first.texts:
             raise EngineError(f"{other.name}: its texts differ from those of {first.name}")
         lines.append(f"{other.name} is {decide(first.measured, other.measured).why}")
-    return lines
+    return "\n".join(lines)
 
 
 def judge(config: EngineConfig, folder: str, own: ScoreConfig, others: Sequence[Judged]) -> Judged:

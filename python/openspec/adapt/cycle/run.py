@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from openspec.adapt.cycle.duty import BesideConfig, BusyServerError
 from openspec.adapt.cycle.server import Server, counters_of, live_length
 from openspec.adapt.cycle.shadow import HeadSourceConfig, Shadow, opened, shown
 from openspec.adapt.cycle.vocabulary import (
@@ -32,7 +33,7 @@ from openspec.adapt.cycle.vocabulary import (
     shares,
     with_vocabulary,
 )
-from openspec.adapt.cycle.watch import DRAFTS, EXPECTED, LENGTH, ServerConfig
+from openspec.adapt.cycle.watch import DRAFTS, EXPECTED, LENGTH
 from openspec.adapt.decide import Measured, Verdict, decide
 from openspec.adapt.heads.parts import TargetEnds, TrainableHead, VocabularyHead
 from openspec.adapt.loop import Schedule, Trainer
@@ -57,12 +58,14 @@ MOST_FORGOTTEN, FORGETTING = 0.99, 10.0
 """Below that share of its length on base texts, a head loses so many times what it forgets."""
 ENOUGH_DRAFTS, ROLLBACK_BELOW = 2000, 0.98
 """A swap is taken back if, over so many steps, drafts come less far than that of before."""
+GIVEN_UP = 1.1
+"""What still waits for a server when so many times `minutes` are over has waited in vain."""
 AT_HOME = 0.98
 """Traffic along which a head drafts nearly as far as along its base texts is its own domain."""
 
 
 @dataclass(frozen=True)
-class RunConfig(HeadSourceConfig, ServerConfig):
+class RunConfig(HeadSourceConfig, BesideConfig):
     """Settings of one turn."""
 
     out: str | None = named(None, "DIR")
@@ -142,6 +145,7 @@ class Turn:
         """Measures, learns, decides; a head that is taken is written, and swapped in."""
         with LLM(**dataclasses.asdict(answering_config(self.config))) as llm:
             set_threads(self.config)
+            self.beside = self.own.beside(llm, self.begin + self._share(GIVEN_UP))
             torch.manual_seed(self.own.training_seed)
             lesson = self._lesson(llm, 0.0, TRIAL_TEXTS)
             before = after = lesson.measured(self.old.head)
@@ -187,6 +191,7 @@ class Turn:
         if not is_at_home(before):
             head, best = self._with_vocabulary(lesson, before)
         trial = self._schedule(lesson, min(TRIAL_S, self._share(TRIAL_SHARE)), 1 << 40)
+        trial = dataclasses.replace(trial, clock=self.beside.clock)
         _, best, num_steps = self._trained(lesson, before, head, best, trial)
         gain = worth(before, best)
         tells = is_at_home(before) or num_steps >= ENOUGH_STEPS
@@ -199,8 +204,9 @@ class Turn:
         hidden = lesson.ends.embedding.shape[1]
         rate = self.own.rate or self.old.kind.rate_of(hidden, is_new=False)
         return Schedule(
-            seconds=seconds, max_steps=self.own.max_steps, rate=rate, measure_every=measure_every
-        )
+            seconds=seconds, max_steps=self.own.max_steps, rate=rate, measure_every=measure_every,
+            piece=lesson.states.piece,
+        )  # fmt: skip
 
     def _learned(self, lesson: Lessons, before: Measured) -> tuple[TrainableHead, Measured]:
         """The best head that was found, and what it reaches; the old one if there is none."""
@@ -223,7 +229,8 @@ class Turn:
         known = old.vocabulary.cpu()
         for share in CHANGED:
             vocabulary = chosen(known, traffic, base, len(known) // share)
-            made = with_vocabulary(old, self.old.kind, self.old.plan, vocabulary, lesson.ends)
+            with lesson.states.piece():
+                made = with_vocabulary(old, self.old.kind, self.old.plan, vocabulary, lesson.ends)
             found = lesson.measured(made)
             if worth(before, found) > worth(before, best):
                 head, best = made, found
@@ -265,13 +272,17 @@ class Turn:
         trainer = Trainer(learning, lesson.ends, schedule, None, self.own.training_seed)
         trainer.at.best = worth(before, best)
         trainer.at.curve.append({"step": 0, "length": best.length})  # it has been measured
-        trainer.run(
-            lambda first: lesson.states.lessons(
-                batches(lesson.texts.learned, self.own.text_length, self.own.batch_rows, first)
-            ),
-            measure,
-            keep,
-        )
+        sizes = (self.own.text_length, self.own.batch_rows)
+        try:
+            trainer.run(
+                lambda first: lesson.states.lessons(batches(lesson.texts.learned, *sizes, first)),
+                measure,
+                keep,
+            )
+        except BusyServerError as error:
+            if best is before or schedule.measure_every is not None:  # a trial has told nothing yet
+                raise
+            self._say(f"{error}; what was best by then is judged")
         return kept, best, trainer.at.step
 
     def _take(self, head: TrainableHead, after: Measured) -> None:

@@ -4,21 +4,58 @@ from __future__ import annotations
 
 import http.client
 import json
-import urllib.error
-import urllib.request
+from dataclasses import dataclass
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
 from openspec.errors import ConfigError
 from openspec.messages import SpecCounters
+from openspec.settings.setting import named
 
 TIMEOUT_S = 120.0  # a head is read from a disk and checked
+LOAD, LOAD_TIMEOUT_S = "/load", 2.0
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Which server."""
+
+    server: str | None = named(None, "URL")
+    """A running server, such as http://127.0.0.1:8000; it takes heads with --drafter-dir."""
+    server_admin_key: str | None = named(None, "KEY")
+    """The admin key of that server."""
+
+    def opened(self) -> Server | None:
+        """The server, if one is named."""
+        return None if self.server is None else Server(self.server, self.server_admin_key)
 
 
 class Server:
-    """The drafter's routes of one server."""
+    """What is asked of one server."""
 
     def __init__(self, url: str, admin_key: str | None) -> None:
         self._url, self._key = url.rstrip("/"), admin_key
+
+    def num_requests(self) -> int:
+        """That generate: none where connections are refused, one where no answer comes in time.
+
+        Raises:
+            ConfigError: it answers something else, or cannot be found.
+        """
+        try:
+            return int(self._asked(LOAD)["server_load"])
+        except (LookupError, TypeError, ValueError) as error:
+            cause = error.__cause__
+            reason = cause.reason if isinstance(cause, URLError) else cause
+            if isinstance(reason, ConnectionRefusedError):
+                return 0
+            if isinstance(reason, (TimeoutError, ConnectionError)):
+                return 1
+            raise ConfigError(
+                f"nobody knows how many requests the server has: {error}; is it openspec, and "
+                "--server-admin-key its key?"
+            ) from None
 
     def drafter(self) -> dict[str, Any]:
         """What it drafts with."""
@@ -37,21 +74,21 @@ class Server:
         headers = {"Content-Type": "application/json"}
         if self._key is not None:
             headers["Authorization"] = f"Bearer {self._key}"
-        where = f"--server {self._url}"
+        where, timeout = f"--server {self._url}", LOAD_TIMEOUT_S if route == LOAD else TIMEOUT_S
         try:
-            request = urllib.request.Request(self._url + route, data, headers)
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            request = Request(self._url + route, data, headers)
+            with urlopen(request, timeout=timeout) as answer:
                 found = json.load(answer)
-        except urllib.error.HTTPError as error:
+        except HTTPError as error:
             raise ConfigError(f"{where}: {route} answers {error.code}: {_said(error)}") from None
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise ConfigError(f"{where} does not answer {route}: {error}") from None
+            raise ConfigError(f"{where} does not answer {route}: {error}") from error
         if not isinstance(found, dict):
             raise ConfigError(f"{where}: {route} answers no JSON object; is it openspec?")
         return found
 
 
-def _said(error: urllib.error.HTTPError) -> str:
+def _said(error: HTTPError) -> str:
     """The message of an answer that is an error."""
     text = error.read().decode(errors="replace")
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from openspec.adapt.cycle.duty import BesideConfig
 from openspec.adapt.decide import Measured, decide, measured
 from openspec.adapt.heads import kind_named
 from openspec.adapt.heads.parts import HeadKind, HeadPlan, ReadText, TargetEnds, TrainableHead
@@ -77,28 +78,33 @@ class Shadow:
 
     def __init__(self, states: HeadStates, texts: Texts, num_drafts: int, step_ms: float) -> None:
         self._texts, self._num_drafts, self._step_ms = texts, num_drafts, step_ms
+        self._piece = states.piece
         self._traffic, self._base = states.read(texts.held_out), states.read(texts.base_held_out)
 
     def measured(self, head: TrainableHead, ends: TargetEnds) -> Measured:
         """How far a head drafts along them."""
 
         def of(read: Sequence[ReadText]) -> list[Tally]:
-            return tallies(head, ends, read, self._num_drafts)
+            found: list[Tally] = []
+            for text in read:
+                with self._piece():
+                    found += tallies(head, ends, [text], self._num_drafts)
+            return found
 
         traffic = zip(self._texts.held_out, of(self._traffic), strict=True)
         return measured(list(traffic), of(self._base), self._step_ms)
 
 
 @dataclass(frozen=True)
-class DecideConfig(HeadSourceConfig):
+class DecideConfig(HeadSourceConfig, BesideConfig):
     """Settings of a decision."""
 
     heads: str | None = named(None, "DIR,DIR,...")
     """Folders of heads; the first is what the others are compared with."""
 
 
-def decide_heads(config: EngineConfig, own: DecideConfig) -> list[str]:
-    """The report, line by line.
+def decide_heads(config: EngineConfig, own: DecideConfig) -> str:
+    """The report.
 
     Raises:
         ConfigError: for a setting, a head or texts that cannot be used, with the remedy.
@@ -114,6 +120,7 @@ def decide_heads(config: EngineConfig, own: DecideConfig) -> list[str]:
     lines: list[str] = []
     with LLM(**dataclasses.asdict(answering_config(config))) as llm:
         set_threads(config)
+        own.beside(llm)
         ends = load_ends(llm.model_config, torch.device(llm.engine.info.device))
         texts = gather(llm, own, None, lambda *_: None)
         count = config.num_speculative_tokens or found[0].head.most_drafts
@@ -132,7 +139,7 @@ def decide_heads(config: EngineConfig, own: DecideConfig) -> list[str]:
         f"{folder} is {decide(results[0], result).why}"
         for folder, result in zip(folders[1:], results[1:], strict=True)
     ]
-    return lines
+    return "\n".join(lines)
 
 
 def shown(found: Measured, num_drafts: int) -> str:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openspec.adapt.cycle.server import Server, counters_of, live_length, since
+from openspec.adapt.cycle.server import ServerConfig, counters_of, live_length, since
 from openspec.errors import ConfigError
 from openspec.messages import SpecCounters
-from openspec.settings.setting import named, number
+from openspec.settings.setting import number
 
 logger = logging.getLogger(__name__)
 
@@ -30,20 +30,6 @@ ENOUGH_STEPS = 2000
 EXPECTED = "expected.json"
 """Beside a head that `run` made: how many tokens a step is expected to make."""
 DRAFTS, LENGTH = "num_speculative_tokens", "length"
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """Which server."""
-
-    server: str | None = named(None, "URL")
-    """A running server, such as http://127.0.0.1:8000, started with --drafter-dir."""
-    server_admin_key: str | None = named(None, "KEY")
-    """The admin key of that server."""
-
-    def opened(self) -> Server | None:
-        """The server, if one is named."""
-        return None if self.server is None else Server(self.server, self.server_admin_key)
 
 
 @dataclass(frozen=True)
