@@ -25,7 +25,6 @@ from openspec.adapt.replay import Replay
 from openspec.adapt.scoring import (
     StepPrices,
     chain_hits,
-    conditional,
     length_of,
     score,
     step_milliseconds,
@@ -277,8 +276,8 @@ def test_a_score_is_what_the_engine_counts(method: str, count: int) -> None:
     judged = Judged("", counters, answers, spec, StepPrices(1.0, 2.0))
     assert judged.measured.traffic == list(map(walk, hits))
     found = score(head, trainable.ends(), texts, [1, count])
-    assert found.lengths[count] == length_of(map(walk, hits))
-    assert found.lengths[1] < found.lengths[count]
+    assert found[count] == length_of(map(walk, hits))
+    assert found[1] < found[count]
 
 
 def test_what_is_counted() -> None:
@@ -288,7 +287,6 @@ def test_what_is_counted() -> None:
     assert hits == [3, 1, 0, 0]
     assert walk(hits) == (1, 3) and walk([0, 1, 0, 0]) == (2, 3)
     assert length_of(map(walk, [hits, [0, 1, 0, 0]])) == 2.0
-    assert conditional([hits], 3) == [2 / 3, 1 / 2, 1.0]
 
 
 def test_what_a_step_of_one_request_costs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,16 +93,6 @@ def step_milliseconds(core: EngineCore, *, drafts: bool) -> float:
     return 1000 * min(medians)
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """What a head reaches on texts that it has not learned from."""
-
-    lengths: dict[int, float]
-    """Tokens of a step, the target's own one included, by number of drafts."""
-    by_place: list[float]
-    """Share of drafts at each place that were right, those before them right."""
-
-
 class Tally(NamedTuple):
     """What drafts made of a text, or of several."""
 
@@ -114,8 +104,8 @@ class Tally(NamedTuple):
 @torch.no_grad()
 def score(
     head: TrainableHead, ends: TargetEnds, texts: Sequence[ReadText], counts: Sequence[int]
-) -> Score:
-    """The head's chains along the texts, with each number of drafts in `counts`.
+) -> dict[int, float]:
+    """Tokens of a step along the texts, the target's own included, by number of drafts.
 
     A block is drafted anew for each number: its rows see each other.
     """
@@ -125,10 +115,8 @@ def score(
         if not (drafts and head.is_chain):
             drafts = [drafted(head, ends, text, count) for text in texts]
         hits = [chain_hits(text, one[:, :count]) for text, one in zip(texts, drafts, strict=True)]
-        if not lengths:
-            by_place = conditional(hits, count)
         lengths[count] = length_of(map(walk, hits))
-    return Score(dict(sorted(lengths.items())), by_place)
+    return dict(sorted(lengths.items()))
 
 
 def drafted(head: TrainableHead, ends: TargetEnds, text: ReadText, count: int) -> Tensor:
@@ -167,17 +155,3 @@ def tallies(
 ) -> list[Tally]:
     """Of each text, with `count` drafts at every step."""
     return [walk(chain_hits(text, drafted(head, ends, text, count))) for text in texts]
-
-
-def conditional(hits: Sequence[Sequence[int]], longest: int) -> list[float]:
-    """Of the drafts at each place whose predecessors were right, the share that is, anywhere.
-
-    Positions so near the end that there is no text to compare with are left out.
-    """
-    reached, right = [0] * longest, [0] * longest
-    for one in hits:
-        for at, hit in enumerate(one):
-            for place in range(min(hit + 1, longest, len(one) - 1 - at)):
-                reached[place] += 1
-                right[place] += hit > place
-    return [a / max(1, b) for a, b in zip(right, reached, strict=True)]

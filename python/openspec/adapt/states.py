@@ -62,7 +62,6 @@ class Completion(msgspec.Struct):
     """What is read of a body of /v1/completions."""
 
     prompt: list[int]
-    max_tokens: int = 1
 
 
 class Chat(msgspec.Struct):
@@ -71,7 +70,6 @@ class Chat(msgspec.Struct):
     messages: list[dict[str, Any]]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    max_tokens: int = 1
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

@@ -25,7 +25,7 @@ from openspec.adapt.heads import kind_named
 from openspec.adapt.heads.parts import HeadPlan, TrainableHead
 from openspec.adapt.loop import Progress, Schedule, Trainer
 from openspec.adapt.replay import HeadStates
-from openspec.adapt.scoring import Score, StepPrices, score, step_prices
+from openspec.adapt.scoring import StepPrices, score, step_prices
 from openspec.adapt.start import read_start
 from openspec.adapt.target import (
     answering_config,
@@ -151,11 +151,9 @@ class Training:
             states = HeadStates(llm, head, ends)
             read = states.read(held_out)
             counts = sorted({1, 2, 3, num_drafts})
-            scores: list[Score] = []
 
             def measure() -> tuple[float, dict[str, Any]]:
-                scores.append(score(head, ends, read, counts))
-                lengths = scores[-1].lengths
+                lengths = score(head, ends, read, counts)
                 speed = 1000 * lengths[num_drafts] / prices.drafted
                 said = {f"length at {count}": length for count, length in lengths.items()}
                 return speed, {**said, "tokens/s": speed}
