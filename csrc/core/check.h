@@ -2,7 +2,6 @@
 
 #include <sstream>
 #include <stdexcept>
-#include <string>
 
 namespace openspec {
 

@@ -196,7 +196,6 @@ class RowSource {
   __device__ uint64_t sum(uint64_t x) { return cluster_.sum(x); }
   __device__ uint64_t max(uint64_t key) { return cluster_.max(key); }
   __device__ const uint64_t* merge_histograms() { return cluster_.merge_histograms(); }
-  __device__ bool is_first_cta() const { return cluster_.rank() == 0; }
 
  private:
   Cluster& cluster_;
@@ -223,7 +222,6 @@ class ListSource {
     __syncthreads();
     return shared_.histogram;
   }
-  __device__ bool is_first_cta() const { return true; }
   __device__ int size() const { return size_; }
 
  private:

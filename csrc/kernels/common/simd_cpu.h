@@ -3,7 +3,6 @@
 /// Vectors of the instruction set being compiled, written with the vector extensions of GCC and
 /// Clang; intrinsics only where those have no word for it (fused multiply-add).
 
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <utility>

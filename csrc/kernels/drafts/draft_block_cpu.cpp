@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "kernels/drafts/draft_block.h"
-#include "kernels/drafts/draft_rows.h"
 
 namespace openspec {
 

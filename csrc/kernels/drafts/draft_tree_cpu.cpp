@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "kernels/drafts/draft_rows.h"
 #include "kernels/drafts/draft_tree.h"
 
 namespace openspec {

@@ -6,7 +6,6 @@
 #include <span>
 
 #include "kernels/common/device.h"
-#include "runtime/device/device_buffers.h"
 #include "runtime/device/graph_book.h"
 #include "runtime/device/stages.h"
 

@@ -11,7 +11,6 @@
 #include "kernels/common/exec.h"
 #include "kernels/drafts/draft_tree.h"
 #include "kernels/drafts/table_rows.h"
-#include "model/heads/draft_model.h"
 #include "model/parts/decoder_pass.h"
 #include "model/parts/sum_exchange.h"
 #include "model/targets/shared_tensors.h"
