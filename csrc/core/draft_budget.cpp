@@ -235,14 +235,16 @@ bool DraftGate::opens(double with_drafts, double without_drafts, double duration
   }
   const bool pays = with_drafts > without_drafts;
   const bool is_clear = with_drafts > kClearGain * without_drafts;
-  const bool is_first = pays && is_guess;
-  double wait = is_first ? kFirstGuesses : (is_clear ? kClearFactor : kOpenFactor) * interval_;
+  double wait = (is_clear ? kClearFactor : kOpenFactor) * interval_;
+  const bool is_early = pays && is_guess && guess_interval_ < wait;
+  if (is_early) wait = guess_interval_;
   if (!pays) {
     const double loss = duration * (1.0 - with_drafts / without_drafts);
     wait = loss > kUsualLoss ? kLastInterval * loss / kUsualLoss : interval_;
   }
   if (++num_steps_ < wait) return pays;
-  if (!is_first) interval_ = std::min(2 * interval_, kLastInterval);
+  int& interval = is_early ? guess_interval_ : interval_;
+  interval = std::min(2 * interval, kLastInterval);
   num_steps_ = 0;
   num_left_ = kTrialSteps - 1;
   trial_opens_ = !pays;

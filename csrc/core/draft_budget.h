@@ -184,14 +184,15 @@ class DraftGate {
   // Steps between trials, doubled by each. A trial of drafts may win much; where they win there is
   // less to find out, and more to lose.
   static constexpr int kFirstInterval = 16, kLastInterval = 512;
-  static constexpr int kOpenFactor = 4, kClearFactor = 16, kFirstGuesses = 8;
+  static constexpr int kOpenFactor = 4, kClearFactor = 16;
   static constexpr double kClearGain = 1.5;
   // What a step of a trial of drafts may lose, in steps without. Of more, trials are as much rarer
   // than the rarest, from the first on: they cost 0.6 %.
   static constexpr double kUsualLoss = 0.5;
   int interval_ = kFirstInterval;
-  int num_steps_ = 0;  // since the last trial
-  int num_left_ = 0;   // of the trial under way
+  int guess_interval_ = 8;  // doubled as well: what is not known after a trial may never be
+  int num_steps_ = 0;       // since the last trial
+  int num_left_ = 0;        // of the trial under way
   bool trial_opens_ = false;
 };
 

@@ -23,11 +23,13 @@ from openspec.adapt.heads import kind_named
 from openspec.adapt.heads.parts import ReadText
 from openspec.adapt.replay import Replay
 from openspec.adapt.scoring import (
+    Price,
     StepPrices,
+    Tally,
     chain_hits,
     length_of,
+    price,
     score,
-    step_milliseconds,
     step_prices,
     walk,
 )
@@ -53,7 +55,7 @@ from openspec.checkpoint.targets.config import ModelConfig
 from openspec.config import config_from_settings
 from openspec.engine.core.engine_core import EngineCore
 from openspec.errors import ConfigError
-from openspec.messages import EngineRequest, SpecDecodeStats, add_counters
+from openspec.messages import EngineOutput, EngineRequest, SpecDecodeStats, add_counters
 from openspec.records.recorder import Limits, Recorder
 from openspec.records.shards import target_identity
 from tests.gates import hybrid_target
@@ -273,7 +275,7 @@ def test_a_score_is_what_the_engine_counts(method: str, count: int) -> None:
     config = config_from_settings({"method": method}).with_folders()
     spec = read_head(config, llm.model_config).model.head
     answers = tuple(tuple(one.outputs[0].token_ids) for one in outputs)
-    judged = Judged("", counters, answers, spec, StepPrices(1.0, 2.0))
+    judged = Judged("", counters, answers, spec, StepPrices(Price(1.0), Price(2.0)))
     assert judged.measured.traffic == list(map(walk, hits))
     found = score(head, trainable.ends(), texts, [1, count])
     assert found[count] == length_of(map(walk, hits))
@@ -285,49 +287,76 @@ def test_what_is_counted() -> None:
     drafts = torch.tensor([[2, 3, 4], [3, 9, 9], [9, 9, 9], [5, 6, 7]])
     hits = chain_hits(text, drafts)
     assert hits == [3, 1, 0, 0]
-    assert walk(hits) == (1, 3) and walk([0, 1, 0, 0]) == (2, 3)
+    assert walk(hits) == (1, 3, 1) and walk([0, 1, 0, 0]) == (2, 3, 1)
     assert length_of(map(walk, [hits, [0, 1, 0, 0]])) == 2.0
 
 
-def test_what_a_step_of_one_request_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The median of its steps with all that is between them; the prompt's is none of them."""
-    now, requests, took = 0.0, list[EngineRequest](), list[float]()
-    usual, asked = iter((0.007, 0.004, 0.005) * 2), list[bool]()
-
-    def add(request: EngineRequest) -> None:
-        asked.append(request.speculative.enabled)
-        requests.append(request)
-        took[:] = [next(usual)]
+@pytest.mark.parametrize("number", [1, 4])
+def test_what_steps_and_prompts_cost(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """By turns, so that a prompt's step is known from the others; and what is predicted of it."""
+    now, waiting, running = 0.0, list[EngineRequest](), dict[str, int]()
+    asked, slow = dict[str, EngineRequest](), iter([1.0, 1.5, 0.5])
 
     class Core:
-        info = SimpleNamespace(max_model_len=64)
-        add_request = staticmethod(add)
+        info = SimpleNamespace(max_model_len=400)
+        pace = 1.0
+
+        def add_request(self, request: EngineRequest) -> None:
+            if request.request_id == "timed 0":
+                self.pace = next(slow)
+            asked[request.request_id] = request
+            waiting.append(request)
 
         @property
         def has_work(self) -> bool:
-            return bool(requests)
+            return bool(running or waiting)
 
-        def step(self) -> list[str]:
+        def step(self) -> list[EngineOutput]:
             nonlocal now
-            took.append(1.0 if len(took) == 1 else 9.0 if len(took) == 4 else took[0])
-            now += took[-1] + 0.001
-            if len(took) == 13:
-                requests.pop()
-            return ["output"] if len(took) % 2 else []  # as others are collected later
+            while waiting and len(running) < number:
+                running[waiting.pop(0).request_id] = 0
+            now += 0.010 * self.pace
+            outputs = [EngineOutput(request_id=name) for name in running]
+            for name in list(running):
+                now += 0.0 if running[name] else 0.001 * len(asked[name].prompt_token_ids)
+                running[name] += 1
+                room = self.info.max_model_len - len(asked[name].prompt_token_ids)
+                if running[name] == min(room, asked[name].sampling.max_tokens):
+                    del running[name]
+            return outputs
 
     monkeypatch.setattr(time, "perf_counter", lambda: now)
-    for drafts in (False, True):
-        assert step_milliseconds(cast(EngineCore, Core()), drafts=drafts) == pytest.approx(10.0)
-    assert len(took) == 13 and asked == [False] * 3 + [True] * 3
-    Core.info.max_model_len = 40
-    with pytest.raises(ConfigError, match="--max-model-len: steps are timed with 48 tokens"):
-        step_milliseconds(cast(EngineCore, Core()), drafts=True)
+    texts = [Text([7] * (length + 100), length) for length in (90, 24, 28, 20, 22, 26, 18, 12)]
+    found = price(cast(EngineCore, Core()), texts, number, drafts=True)
+    assert len(asked) == number + 6
+    assert all(one.speculative.enabled for one in asked.values())
+    assert found.step == pytest.approx(10 / number)
+    # The first ones begin wherever answers are, the others at the beginning, of the mean length.
+    lengths = [len(one.prompt_token_ids) for one in asked.values()]
+    assert lengths[number:] == [28, 26, 24, 22, 20, 18]
+    assert lengths[:number] == ([12] if number == 1 else [26 + 75, 28 + 50, 90 + 25, 12])
+    assert found.request == pytest.approx(10 / number + 23)
+    # Of eight tokens one comes with the prompt: at one request it and seven steps.
+    by_hand = 1000 * 8 / (7 * 10 / number + found.request)
+    assert found.speed([Tally(7, 7)] * 3) == pytest.approx(by_hand)
+    with pytest.raises(ConfigError, match="--max-model-len: prompts leave no room"):
+        slow = iter([1.0] * 3)
+        Core.info.max_model_len = 31
+        price(cast(EngineCore, Core()), [Text([7] * 31, 30)], number, drafts=True)
 
 
 def test_steps_with_drafts_cost_more() -> None:
-    config = config_from_settings({"num_threads": 1, "max_model_len": 200}).with_folders()
-    found = step_prices(config, "eagle3", trainable.TINY / "eagle3", 3)
-    assert 0 < found.plain < found.drafted < 50 * found.plain
+    config = config_from_settings(
+        {"method": "eagle3", "num_threads": 1, "max_model_len": 200}
+    ).with_folders()
+    texts = [Text(list(range(60)), 20), Text(list(range(80)), 40)]
+    of_one, of_four = (
+        step_prices(config, trainable.TINY / "eagle3", 3, texts, number) for number in (1, 4)
+    )
+    for found in (of_one, of_four):
+        assert 0 < found.plain.step < found.drafted.step < 50 * found.plain.step
+        assert found.drafted.request > found.plain.step
+    assert of_one.plain.at == "one request" and of_four.plain.at == "4 requests"
 
 
 def trained(prompts: Path, out: Path, *more: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from openspec.adapt.cycle.vocabulary import chosen, coverage, shares, with_vocab
 from openspec.adapt.decide import Measured, class_of, decide, interval, measured
 from openspec.adapt.heads import kind_named
 from openspec.adapt.heads.parts import VocabularyHead
-from openspec.adapt.scoring import Tally
+from openspec.adapt.scoring import Price, Tally
 from openspec.adapt.texts import Text
 from openspec.errors import ConfigError
 from openspec.messages import SpecCounters
@@ -31,17 +31,22 @@ RUN = [*SMALL, *"--batch-rows 1 --answer-tokens 48 --answer-share 0 --minutes 0.
 
 
 def of(lengths: list[float], milliseconds: float = 1.0, **more: Any) -> Measured:
-    tallies = [Tally(100, round(100 * length)) for length in lengths]
-    return dataclasses.replace(Measured(tallies, [], {}, milliseconds), **more)
+    tallies = [Tally(100, round(100 * length) - 1) for length in lengths]
+    return dataclasses.replace(Measured(tallies, [], {}, Price(milliseconds)), **more)
 
 
 def test_a_ratio_is_drawn_in_pairs() -> None:
-    one = [Tally(10, 20), Tally(10, 30), Tally(10, 40), Tally(10, 10)]
-    other = [Tally(10, 40), Tally(10, 60), Tally(10, 80), Tally(10, 20)]
+    one = [Tally(10, 19), Tally(10, 29), Tally(10, 39), Tally(10, 9)]
+    other = [Tally(10, 39), Tally(10, 59), Tally(10, 79), Tally(10, 19)]
+    alike = (Price(1.0), Price(1.0))
     # Twice the tokens of every prompt, at the same price: no draw says anything else.
-    assert interval(one, other) == pytest.approx((2.0, 2.0, 2.0))
-    assert interval(one, one, price=2.0) == pytest.approx((0.5, 0.5, 0.5))
-    low, middle, high = interval(one, [Tally(10, 30)] * 4)
+    assert interval(one, other, alike) == pytest.approx((2.0, 2.0, 2.0))
+    dear = (Price(1.0), Price(2.0))
+    assert interval(one, one, dear) == pytest.approx((0.5, 0.5, 0.5))
+    # Half the steps gain less where prompts take as long as they did.
+    half, waits = [Tally(5, tokens) for _, tokens, _ in one], (Price(1.0, 10.0), Price(1.0, 10.0))
+    assert interval(one, half, waits) == pytest.approx((4 / 3, 4 / 3, 4 / 3))
+    low, middle, high = interval(one, [Tally(10, 29)] * 4, alike)
     assert middle == pytest.approx(1.2) and low < middle < high
 
 
@@ -52,14 +57,14 @@ def test_a_ratio_is_drawn_in_pairs() -> None:
         (of([2.0] * 20), False, "keep the first"),
         (of([2.1] * 20, 1.1), False, "0.955x as fast"),  # longer, but its steps take longer
         (of([1.0, 3.5] * 10), False, "no verdict"),
-        (of([2.2] * 20, base=[Tally(10, 29)]), False, "base texts are 0.967x"),
-        (of([2.2] * 20, base=[Tally(100, 292)]), True, "take it"),
-        (of([2.2] * 20, classes={"greedy": [Tally(100, 190)]}), False, "greedy is 0.950x"),
-        (of([2.2] * 20, classes={"greedy": [Tally(100, 197)]}), True, "take it"),
+        (of([2.2] * 20, base=[Tally(10, 28)]), False, "base texts are 0.967x"),
+        (of([2.2] * 20, base=[Tally(100, 291)]), True, "take it"),
+        (of([2.2] * 20, classes={"greedy": [Tally(100, 189)]}), False, "greedy is 0.950x"),
+        (of([2.2] * 20, classes={"greedy": [Tally(100, 196)]}), True, "take it"),
     ],
 )
 def test_what_is_decided(other: Measured, takes_it: bool, says: str) -> None:
-    first = of([2.0] * 20, classes={"greedy": [Tally(100, 200)]}, base=[Tally(10, 30)])
+    first = of([2.0] * 20, classes={"greedy": [Tally(100, 199)]}, base=[Tally(10, 29)])
     if not other.base:
         first = dataclasses.replace(first, base=[])
     if not other.classes:
@@ -77,8 +82,8 @@ def test_a_class_of_few_tokens_decides_nothing() -> None:
 
 def test_texts_of_one_prompt_count_as_one() -> None:
     texts = [Text([1, 2, 3], 2), Text([1, 2, 4], 2, 0.7), Text([1, 3, 4], 2, 0.9)]
-    found = measured(list(zip(texts, [Tally(1, 2)] * 3, strict=True)), [], 1.0)
-    assert found.traffic == [Tally(2, 4), Tally(1, 2)]
+    found = measured(list(zip(texts, [Tally(1, 2)] * 3, strict=True)), [], Price(1.0))
+    assert found.traffic == [Tally(2, 4, 2), Tally(1, 2)]
     assert found.classes.keys() == {"greedy", "T <= 0.7", "T > 0.7"}
     assert class_of(Text([0] * 1030, 1025)) == "greedy, long prompts"
 
@@ -257,11 +262,12 @@ def test_a_head_whose_vocabulary_is_anothers(
     assert [one.outputs[0].token_ids for one in outputs] == expected
     assert json.loads((new / watch.EXPECTED).read_text())[watch.LENGTH] > 1.0
 
-    heads = f"--heads {old},{new} --prompts {prompts} --answer-tokens 48".split()
+    heads = f"--heads {old},{new} --prompts {prompts} --answer-tokens 48 --num-requests 2".split()
     assert main(["decide", "--method", "eagle3", *heads, *SMALL]) == 0
     first, second, verdict = capsys.readouterr().out.splitlines()
     lengths = [float(line.split(": ")[1].split()[0]) for line in (first, second)]
     assert lengths[0] < lengths[1] and verdict.endswith("take it")
+    assert all("at 2 requests" in line for line in (first, second))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from openspec.adapt.cycle.server import Server
 from openspec.adapt.decide import Measured
 from openspec.adapt.loop import Schedule, Trainer
 from openspec.adapt.replay import Replay
-from openspec.adapt.scoring import StepPrices, Tally
+from openspec.adapt.scoring import Price, StepPrices, Tally
 from openspec.engine.core.engine_core import EngineCore
 from openspec.errors import ConfigError
 from tests.serve.real_server import real_server
@@ -389,8 +389,8 @@ class Watched:
         self.within(Trainer, "_step")
         self.within(shadow, "tallies")
         self.within(run, "with_vocabulary")
-        monkeypatch.setattr(run, "step_prices", lambda *_: StepPrices(1.0, 2.0))
-        monkeypatch.setattr(shadow, "step_prices", lambda *_: StepPrices(1.0, 2.0))
+        monkeypatch.setattr(run, "step_prices", lambda *_: StepPrices(Price(1.0), Price(2.0)))
+        monkeypatch.setattr(shadow, "step_prices", lambda *_: StepPrices(Price(1.0), Price(2.0)))
 
     def within(self, owner: Any, name: str) -> None:
         own = getattr(owner, name)
@@ -505,7 +505,7 @@ def test_what_was_found_before_the_time_was_over(
             raise BusyServerError("no time")
 
     monkeypatch.setattr(run, "Trainer", Cut)
-    before, better = (Measured([Tally(10, n)] * 20, [], {}, 1.0) for n in (20, 22))
+    before, better = (Measured([Tally(10, n)] * 20, [], {}, Price(1.0)) for n in (20, 22))
     ends = SimpleNamespace(embedding=torch.zeros(1))
     lesson = SimpleNamespace(ends=ends, measured=lambda _: better)
     turn = object.__new__(run.Turn)

@@ -149,7 +149,7 @@ PYTHON_SUB_ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "target": ("heads",),
         "start": ("heads",),
         "replay": ("heads", "texts"),
-        "scoring": ("heads", "target"),
+        "scoring": ("heads", "texts", "target"),
         "decide": ("texts", "scoring"),
         "loop": ("heads",),
         "train": ("heads", "texts", "target", "start", "replay", "scoring", "loop"),

@@ -1,8 +1,8 @@
 """Is a head better than another, on the same texts?
 
-Texts are the same whatever drafts, so heads are compared text by text: the tokens of a step over
-the measured time of that step. Texts are drawn again and again in pairs, which gives the interval
-that the gain lies in. A mean alone says nothing where few texts decide it.
+Texts are the same whatever drafts, so heads are compared text by text: their tokens over the time
+that prompts and steps were measured to take. Texts are drawn again and again in pairs, which gives
+the interval that the gain lies in. A mean alone says nothing where few texts decide it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from openspec.adapt.scoring import Tally, length_of
+from openspec.adapt.scoring import Price, Tally, length_of
 from openspec.adapt.texts import Text
 
 NUM_DRAWS = 2000  # of the bootstrap
@@ -34,12 +34,15 @@ class Interval(NamedTuple):
     high: float
 
 
-def interval(first: Sequence[Tally], other: Sequence[Tally], price: float = 1.0) -> Interval:
-    """Of the other's speed to the first's, texts drawn in pairs; its step takes `price` times."""
+def interval(
+    first: Sequence[Tally], other: Sequence[Tally], prices: tuple[Price, Price]
+) -> Interval:
+    """Of the other's speed to the first's, at their prices, texts drawn in pairs."""
+    both = list(zip((first, other), prices, strict=True))
 
     def ratio(which: Sequence[int]) -> float:
-        both = [length_of(tallies[i] for i in which) for tallies in (first, other)]
-        return both[1] / max(both[0], 1e-9) / price
+        speeds = [one.speed(some[i] for i in which) for some, one in both]
+        return speeds[1] / speeds[0]
 
     every, drawn = range(len(first)), random.Random(0)
     found = sorted(ratio(drawn.choices(every, k=len(every))) for _ in range(NUM_DRAWS))
@@ -55,8 +58,8 @@ class Measured:
     base: list[Tally]
     classes: dict[str, list[Tally]]
     """The traffic's, by kind of text."""
-    milliseconds: float
-    """Of a step with drafts, at one request."""
+    price: Price
+    """Of its drafts, at every step."""
 
     @property
     def length(self) -> float:
@@ -70,8 +73,8 @@ class Measured:
 
     @property
     def speed(self) -> float:
-        """Tokens a second at one request, on the traffic."""
-        return 1000 * self.length / self.milliseconds
+        """Tokens a second on the traffic."""
+        return self.price.speed(self.traffic)
 
 
 def class_of(text: Text) -> str:
@@ -82,7 +85,7 @@ def class_of(text: Text) -> str:
 
 
 def measured(
-    traffic: Sequence[tuple[Text, Tally]], base: Sequence[Tally], milliseconds: float
+    traffic: Sequence[tuple[Text, Tally]], base: Sequence[Tally], price: Price
 ) -> Measured:
     """Sums up texts of the same prompt, which are not independent."""
     by_prompt: dict[tuple[int, ...], list[Tally]] = defaultdict(list)
@@ -91,7 +94,7 @@ def measured(
         by_prompt[tuple(text.tokens[: text.prompt])].append(tally)
         classes[class_of(text)].append(tally)
     summed = [Tally(*map(sum, zip(*some, strict=True))) for some in by_prompt.values()]
-    return Measured(summed, list(base), dict(classes), milliseconds)
+    return Measured(summed, list(base), dict(classes), price)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +111,12 @@ class Verdict:
 
 def decide(first: Measured, other: Measured, is_finite: bool = True) -> Verdict:
     """Takes the other head if it is surely faster on the traffic and hardly slower elsewhere."""
-    price = other.milliseconds / first.milliseconds
-    gain = interval(first.traffic, other.traffic, price)
-    base = interval(first.base, other.base, price).middle if first.base else None
+    prices = (first.price, other.price)
+    gain = interval(first.traffic, other.traffic, prices)
+    base = interval(first.base, other.base, prices).middle if first.base else None
     total = sum(tally.tokens for tally in first.traffic)
     classes = {
-        name: interval(some, other.classes[name], price).middle
+        name: interval(some, other.classes[name], prices).middle
         for name, some in first.classes.items()
         if sum(tally.tokens for tally in some) >= CLASS_SHARE * total
     }

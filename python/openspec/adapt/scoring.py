@@ -24,73 +24,17 @@ from torch import Tensor
 
 from openspec.adapt.heads.parts import ReadText, TargetEnds, TrainableHead, mixed_precision
 from openspec.adapt.target import ENGINE_SHARE
+from openspec.adapt.texts import Text
 from openspec.config import EngineConfig
 from openspec.engine.core.engine_core import EngineCore
 from openspec.engine.load import load_engine
 from openspec.errors import ConfigError
 from openspec.messages import EngineRequest, SamplingParams, SpeculativeOptions
 
-TIMED_ANSWERS, TIMED_PROMPT, TIMED_TOKENS, LEAST_TIMED_TOKENS = 3, 32, 256, 16
-
-
-@dataclass(frozen=True, slots=True)
-class StepPrices:
-    """Milliseconds of one request's step, from the end of the one before it."""
-
-    plain: float
-    drafted: float
-    """With the head's drafts."""
-
-
-def step_prices(config: EngineConfig, method: str, folder: Path, num_drafts: int) -> StepPrices:
-    """What steps take with the head in `folder`; they do not depend on its numbers.
-
-    Raises:
-        ConfigError: the engine does not take the head.
-    """
-    timed = dataclasses.replace(
-        config,
-        method=method,
-        draft_model=str(folder),
-        num_speculative_tokens=num_drafts,
-        max_num_seqs=1,
-        adaptive_speculation=False,
-        copied_drafts=False,
-        gpu_memory_utilization=min(config.gpu_memory_utilization, ENGINE_SHARE),
-    )
-    with closing(load_engine(timed)) as core:
-        return StepPrices(*(step_milliseconds(core, drafts=drafts) for drafts in (False, True)))
-
-
-def step_milliseconds(core: EngineCore, *, drafts: bool) -> float:
-    """The median of an answer's steps, of three answers the least.
-
-    An engine's own times of steps know none between them.
-
-    Raises:
-        ConfigError: its texts have no room for an answer of a few steps.
-    """
-    room = core.info.max_model_len - TIMED_PROMPT
-    if room < LEAST_TIMED_TOKENS:
-        least = TIMED_PROMPT + LEAST_TIMED_TOKENS
-        raise ConfigError(f"--max-model-len: steps are timed with {least} tokens; raise it")
-    request = EngineRequest(
-        request_id="timed",
-        prompt_token_ids=list(range(TIMED_PROMPT)),
-        sampling=SamplingParams(
-            temperature=0.0, max_tokens=min(room, TIMED_TOKENS), ignore_eos=True, seed=0
-        ),
-        speculative=SpeculativeOptions(enabled=drafts),
-    )
-    medians = []
-    for _ in range(TIMED_ANSWERS):
-        core.add_request(request)
-        ends = []
-        while core.has_work:
-            if core.step():
-                ends.append(time.perf_counter())
-        medians.append(statistics.median(b - a for a, b in itertools.pairwise(ends)))
-    return 1000 * min(medians)
+TIMED_LOOPS, TIMED_ARRIVALS = 3, 6
+"""Loops that are timed, and the requests in each that come while others go on."""
+TIMED_TOKENS, ARRIVAL_TOKENS = 128, 8
+"""Tokens of an answer, and of all answers from one arrival to the next; the larger one counts."""
 
 
 class Tally(NamedTuple):
@@ -98,7 +42,104 @@ class Tally(NamedTuple):
 
     steps: int
     tokens: int
-    """That these steps made."""
+    """That these steps made, one of each text was made before."""
+    texts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Milliseconds at some number of requests at a time, of which each has its share."""
+
+    step: float
+    """From the end of the step before it."""
+    request: float = 0.0
+    """What one adds beside its steps: its prompt, for which the others wait."""
+    num_requests: int = 1
+
+    def speed(self, tallies: Iterable[Tally]) -> float:
+        """Tokens a second."""
+        steps, tokens, texts = map(sum, zip(*tallies, strict=True))
+        return 1000 * (tokens + texts) / (steps * self.step + texts * self.request)
+
+    @property
+    def at(self) -> str:
+        """For a sentence."""
+        return "one request" if self.num_requests == 1 else f"{self.num_requests} requests"
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrices:
+    """Of the same requests."""
+
+    plain: Price
+    drafted: Price
+    """With the head's drafts."""
+
+
+def step_prices(
+    config: EngineConfig, folder: Path, num_drafts: int, texts: Sequence[Text], num_requests: int
+) -> StepPrices:
+    """What steps and prompts of `texts` take with the head in `folder`, whatever its numbers.
+
+    Raises:
+        ConfigError: the engine does not take the head, or answers have no room for steps.
+    """
+    timed = dataclasses.replace(
+        config,
+        draft_model=str(folder),
+        num_speculative_tokens=num_drafts,
+        max_num_seqs=num_requests,
+        adaptive_speculation=False,
+        copied_drafts=False,
+        enable_prefix_caching=False,
+        gpu_memory_utilization=min(config.gpu_memory_utilization, ENGINE_SHARE),
+    )
+    with closing(load_engine(timed)) as core:
+        return StepPrices(*(price(core, texts, num_requests, drafts=d) for d in (False, True)))
+
+
+def price(core: EngineCore, texts: Sequence[Text], num_requests: int, *, drafts: bool) -> Price:
+    """Of three loops the middle one; an engine's own times of steps know none between two.
+
+    Prompts are of the mean length. At first all places of an answer are there, each in another
+    request, as in the long run. As one ends the next one begins. A step's price is the mean of
+    those in which all go on, a request's what they leave of the time until the last one's begin.
+    """
+    turn = max(TIMED_TOKENS, ARRIVAL_TOKENS * num_requests)
+    mean = statistics.mean(text.prompt for text in texts)
+    usual = itertools.cycle(sorted(texts, key=lambda text: abs(text.prompt - mean)))
+    arrivals = itertools.islice(usual, TIMED_ARRIVALS)
+    asked = [(text.tokens[: text.prompt], turn) for text in arrivals]
+    for left, text in enumerate(itertools.islice(usual, num_requests)):
+        begun = text.prompt + (len(text.tokens) - text.prompt) * left // num_requests
+        asked.insert(0, (text.tokens[:begun], turn * (num_requests - left) // num_requests))
+    requests = [
+        EngineRequest(
+            request_id=f"timed {number}",
+            prompt_token_ids=tokens,
+            sampling=SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, seed=0),
+            speculative=SpeculativeOptions(enabled=drafts),
+        )
+        for number, (tokens, count) in enumerate(asked)
+    ]
+    found = []
+    for _ in range(TIMED_LOOPS):
+        for request in requests:
+            core.add_request(request)
+        known, ends = set[str](), list[tuple[float, int, int]]()
+        while core.has_work:
+            names = {output.request_id for output in core.step()}
+            if names and num_requests <= len(names | known) and len(known) < len(requests):
+                ends.append((time.perf_counter(), len(names | known), len(names & known)))
+            known |= names
+        whole = [b[0] - a[0] for a, b in itertools.pairwise(ends) if b[2] == num_requests]
+        if not whole:
+            raise ConfigError("--max-model-len: prompts leave no room for steps; raise it")
+        step = statistics.mean(whole) / num_requests
+        rest = ends[-1][0] - ends[0][0] - step * sum(num_going for _, _, num_going in ends[1:])
+        num_arrivals = len(requests) - ends[0][1]
+        found.append(Price(1000 * step, 1000 * rest / num_arrivals, num_requests))
+    return sorted(found, key=lambda one: one.step)[TIMED_LOOPS // 2]
 
 
 @torch.no_grad()
@@ -145,7 +186,7 @@ def walk(hits: Sequence[int]) -> Tally:
 
 def length_of(tallies: Iterable[Tally]) -> float:
     """Tokens of a step over all texts."""
-    steps, tokens = map(sum, zip(*tallies, strict=True))
+    steps, tokens, _ = map(sum, zip(*tallies, strict=True))
     return tokens / max(1, steps)
 
 

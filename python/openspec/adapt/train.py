@@ -147,14 +147,14 @@ class Training:
             num_drafts = self.config.num_speculative_tokens or head.most_drafts
             head.learn_for(num_drafts)
             self._write(head)
-            prices = step_prices(self.config, self.kind.method, self.out, num_drafts)
+            prices = step_prices(self.config, self.out, num_drafts, held_out, 1)
             states = HeadStates(llm, head, ends)
             read = states.read(held_out)
             counts = sorted({1, 2, 3, num_drafts})
 
             def measure() -> tuple[float, dict[str, Any]]:
                 lengths = score(head, ends, read, counts)
-                speed = 1000 * lengths[num_drafts] / prices.drafted
+                speed = 1000 * lengths[num_drafts] / prices.drafted.step
                 said = {f"length at {count}": length for count, length in lengths.items()}
                 return speed, {**said, "tokens/s": speed}
 
@@ -246,7 +246,7 @@ class Training:
             DRAFTS: num_drafts,
             "first": at.curve[0],
             "best": best,
-            "plain tokens/s": 1000 / prices.plain,
+            "plain tokens/s": 1000 / prices.plain.step,
             "step_ms": dataclasses.asdict(prices),
             "texts": len(learned),
             "generated_tokens": sum(len(text.tokens) - text.prompt for text in learned),
@@ -276,7 +276,7 @@ def shown(config: EngineConfig, own: TrainConfig, report: dict[str, Any]) -> str
     return (
         f"{own.out}: {best[length]:.2f} tokens a step with {report[DRAFTS]} drafts, "
         f"{first[length]:.2f} before; {best['tokens/s']:.0f} tokens/s at one request, plain "
-        f"decoding {report['plain tokens/s']:.0f} (predicted, {report['held_out_texts']} held-out "
-        f"texts)\npython -m openspec.serve --model {config.model_path} --method {config.method} "
-        f"--draft-model {own.out}"
+        f"decoding {report['plain tokens/s']:.0f} (predicted between prompts, "
+        f"{report['held_out_texts']} held-out texts)\npython -m openspec.serve "
+        f"--model {config.model_path} --method {config.method} --draft-model {own.out}"
     )

@@ -496,6 +496,16 @@ TEST(a_gate_tries_the_opposite_now_and_then_ever_more_rarely) {
     for (int i = 1; i < 6; ++i) CHECK(!guess.opens(1.2, 1.0, 1.0, is_guess));
     CHECK_EQ(num_steps, is_guess ? 7 : 63);
   }
+  // One that stays a guess, as what its trials show is not timed, costs ever less.
+  DraftGate unknown;
+  int num_plain = 0, num_late = 0;
+  for (int i = 0; i < 2600; ++i) {
+    const bool is_plain = !unknown.opens(1.2, 1.0, 1.0, /*is_guess=*/true);
+    num_plain += is_plain;
+    num_late += is_plain && i >= 2000;
+  }
+  CHECK_LT(num_plain, 100);
+  CHECK_LT(num_late, 13);
   // Other numbers of sequences are another matter.
   DraftGates gates;
   CHECK(gates.of(4).opens(2.0, 1.0));

@@ -3,7 +3,7 @@
     python -m openspec.adapt score --model DIR --method METHOD --heads OLD,NEW --prompts FILE.jsonl
 
 The engine answers the prompts with each head, drafting at every step. Texts are the same, so heads
-are compared prompt by prompt: tokens of a step over the measured time of that step, at one request.
+are compared prompt by prompt: tokens over the measured time of prompts and steps.
 The first head is the one that the others are compared with.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from openspec.adapt.decide import Measured, decide
 from openspec.adapt.scoring import StepPrices, Tally, step_prices
 from openspec.adapt.target import ENGINE_SHARE
-from openspec.adapt.texts import read_prompts
+from openspec.adapt.texts import Text, read_prompts
 from openspec.config import EngineConfig
 from openspec.errors import ConfigError, EngineError
 from openspec.llm import LLM
@@ -44,6 +44,8 @@ class ScoreConfig:
     """Tokens of an answer, at most."""
     temperature: float = number(0.0, 0.0, 100.0)
     """Of the answers."""
+    num_requests: int = number(1, 1, 1 << 12)
+    """Requests at a time that speeds are predicted for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +74,11 @@ class Judged:
         total = SpecDecodeStats()
         add_counters(total, self.counters)
         places = " ".join(f"{100 * share:.0f}%" for share in acceptance_per_position(total))
+        plain = self.prices.plain.speed(Tally(len(text) - 1, len(text) - 1) for text in self.texts)
         return (
             f"{self.name}: {mean_acceptance_length(total):.3f} tokens a step ({places} by place), "
-            f"{self.measured.speed:.0f} tokens/s at one request, "
-            f"plain decoding {1000 / self.prices.plain:.0f} (by step times)"
+            f"{self.measured.speed:.0f} tokens/s at {self.prices.plain.at}, "
+            f"plain decoding {plain:.0f} (by times of prompts and steps)"
         )
 
 
@@ -127,7 +130,8 @@ def judge(config: EngineConfig, folder: str, own: ScoreConfig, others: Sequence[
     spec = drafting.drafter.read_draft_model(setup).head
     known = [other.prices for other in others if other.spec == spec]
     path = Path(str(drafting.draft_model))
-    prices = known[0] if known else step_prices(drafting, drafting.method, path, num_drafts)
     counters = tuple(one.metrics.spec_decode or SpecDecodeStats() for one in outputs)
     texts = tuple(tuple(output.outputs[0].token_ids) for output in outputs)
-    return Judged(folder, counters, texts, spec, prices)
+    whole = [Text([*a, *b], len(a)) for a, b in zip(prompts, texts, strict=True)]
+    prices = known or [step_prices(drafting, path, num_drafts, whole, own.num_requests)]
+    return Judged(folder, counters, texts, spec, prices[0])

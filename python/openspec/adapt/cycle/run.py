@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import json
 import logging
 import time
@@ -38,7 +37,7 @@ from openspec.adapt.decide import Measured, Verdict, decide
 from openspec.adapt.heads.parts import TargetEnds, TrainableHead, VocabularyHead
 from openspec.adapt.loop import Schedule, Trainer
 from openspec.adapt.replay import HeadStates
-from openspec.adapt.scoring import step_prices
+from openspec.adapt.scoring import Price, step_prices
 from openspec.adapt.target import answering_config, load_ends, set_threads
 from openspec.adapt.texts import Texts, batches, gather
 from openspec.config import EngineConfig
@@ -110,7 +109,7 @@ class Outcome:
             [
                 f"your traffic: {before.length:.2f} to {after.length:.2f} tokens a step with "
                 f"{self.num_drafts} drafts, {before.speed:.0f} to {after.speed:.0f} tokens a "
-                f"second at one request{base}",
+                f"second at {before.price.at}{base}",
                 f"the new head is {self.verdict.why}",
                 *self.notes,
             ]
@@ -139,6 +138,7 @@ class Turn:
         self.old = opened(self.config, own)
         self.num_drafts = self.config.num_speculative_tokens or self.old.head.most_drafts
         self.old.head.learn_for(self.num_drafts)
+        self.price: Price | None = None
         self.notes: list[str] = []
 
     def run(self) -> Outcome:
@@ -177,13 +177,11 @@ class Turn:
         states = HeadStates(llm, self.old.head, ends)
         num_tokens = sum(len(text.tokens) - text.prompt for text in texts.learned)
         self._say(f"{len(texts.learned)} texts, {num_tokens} tokens to learn from")
-        return Lessons(texts, ends, states, Shadow(states, texts, self.num_drafts, self._price))
-
-    @functools.cached_property
-    def _price(self) -> float:
-        """Milliseconds of a step with drafts."""
-        folder = self.old.start.model.folder
-        return step_prices(self.config, self.config.method, folder, self.num_drafts).drafted
+        if self.price is None:
+            folder, at = self.old.start.model.folder, self.own.num_requests
+            of = step_prices(self.config, folder, self.num_drafts, texts.held_out, at)
+            self.price = of.drafted
+        return Lessons(texts, ends, states, Shadow(states, texts, self.num_drafts, self.price))
 
     def _is_worth_it(self, lesson: Lessons, before: Measured) -> bool:
         """Whether a moment of learning shows that there is something to gain, or does not tell."""

@@ -19,7 +19,7 @@ from openspec.adapt.decide import Measured, decide, measured
 from openspec.adapt.heads import kind_named
 from openspec.adapt.heads.parts import HeadKind, HeadPlan, ReadText, TargetEnds, TrainableHead
 from openspec.adapt.replay import HeadStates
-from openspec.adapt.scoring import Tally, step_prices, tallies
+from openspec.adapt.scoring import Price, Tally, step_prices, tallies
 from openspec.adapt.start import Start, read_head
 from openspec.adapt.target import answering_config, check_target, load_ends, set_threads
 from openspec.adapt.texts import SourceConfig, Texts, gather
@@ -39,6 +39,8 @@ class HeadSourceConfig(SourceConfig):
     """Kind of the head where the method has several; default: the method's name."""
     anchors: int = number(64, 1, 1 << 12)
     """Blocks that begin in a row of texts, in training."""
+    num_requests: int = number(1, 1, 1 << 12)
+    """Requests at a time that speeds are predicted for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,8 @@ def opened(config: EngineConfig, own: HeadSourceConfig) -> Opened:
 class Shadow:
     """Held-out texts with what heads of one kind read of them."""
 
-    def __init__(self, states: HeadStates, texts: Texts, num_drafts: int, step_ms: float) -> None:
-        self._texts, self._num_drafts, self._step_ms = texts, num_drafts, step_ms
+    def __init__(self, states: HeadStates, texts: Texts, num_drafts: int, price: Price) -> None:
+        self._texts, self._num_drafts, self._price = texts, num_drafts, price
         self._piece = states.piece
         self._traffic, self._base = states.read(texts.held_out), states.read(texts.base_held_out)
 
@@ -92,7 +94,7 @@ class Shadow:
             return found
 
         traffic = zip(self._texts.held_out, of(self._traffic), strict=True)
-        return measured(list(traffic), of(self._base), self._step_ms)
+        return measured(list(traffic), of(self._base), self._price)
 
 
 @dataclass(frozen=True)
@@ -124,13 +126,14 @@ def decide_heads(config: EngineConfig, own: DecideConfig) -> str:
         ends = load_ends(llm.model_config, torch.device(llm.engine.info.device))
         texts = gather(llm, own, None, lambda *_: None)
         count = config.num_speculative_tokens or found[0].head.most_drafts
-        prices: list[tuple[HeadSpec, float]] = []
+        prices: list[tuple[HeadSpec, Price]] = []
         results: list[Measured] = []
         for folder, one in zip(folders, found, strict=True):
             spec = one.start.model.head
             price = next((price for other, price in prices if other == spec), None)
             if price is None:
-                price = step_prices(config, config.method, Path(folder), count).drafted
+                of = step_prices(config, Path(folder), count, texts.held_out, own.num_requests)
+                price = of.drafted
                 prices.append((spec, price))
             states = HeadStates(llm, one.head.to(ends.embedding.device), ends)
             results.append(Shadow(states, texts, count, price).measured(one.head, ends))
@@ -147,5 +150,5 @@ def shown(found: Measured, num_drafts: int) -> str:
     base = "" if found.base_length is None else f", {found.base_length:.3f} on base texts"
     return (
         f"{found.length:.3f} tokens a step with {num_drafts} drafts, {found.speed:.0f} tokens/s at "
-        f"one request{base}"
+        f"{found.price.at}{base}"
     )
