@@ -46,13 +46,6 @@ bool is_supported(const SpanAttentionParams& params) {
          cuda::are_aligned(params.q, params.out, params.kv.data, params.workspace);
 }
 
-int log2_of(int value) {
-  if ((value & (value - 1)) != 0) return -1;
-  int log2 = 0;
-  while ((1 << log2) < value) ++log2;
-  return log2;
-}
-
 bool has_mid_heads(const SpanAttentionParams& params) { return params.kv.head_dim == kMidHeadDim; }
 
 /// What computes decode tiles.
@@ -258,6 +251,10 @@ struct ClusterLaunch {
   }
 };
 
+// Rounds of clusters, of more than kFewSpans short spans: alone decode_warp_kernel is as fast, but
+// its long code is fetched again in every layer.
+constexpr int kShortRounds = 2;
+
 /// Clusters that a step of up to `kv_len` tokens wants, its rows spread evenly.
 int num_clusters_of(const SpanAttentionParams& params, int kv_len) {
   return num_heads_of(params) * ceil_div(mean_pairs_of(params), kMinTilePairs) *
@@ -318,15 +315,17 @@ Way chosen_way(const SpanAttentionParams& params, const Workspace& workspace) {
   return way;
 }
 
-/// Few rows, or few in short contexts; on sm_90a, which has a faster way with more, only if all
-/// clusters of the short ones run at once, and if a span of the others is one tile.
+/// Few rows, or few in short contexts; on sm_90a, which has a faster way with more, only if the
+/// clusters of the short ones take no more than their rounds, and if a span of the others is one
+/// tile.
 bool suits_clusters(const SpanAttentionParams& params) {
   if (!is_short(params)) {
     return params.rows.num_rows <= kMaxClusterBatchRows &&
            (!has_wgmma() || mean_pairs_of(params) <= kMinTilePairs);
   }
   const int num_wanted = num_clusters_of(params, params.rows.expected_kv_len);
-  return !has_wgmma() || num_wanted <= close_clusters().num_clusters;
+  const int num_rounds = params.rows.num_spans > kFewSpans ? kShortRounds : 1;
+  return !has_wgmma() || num_wanted <= num_rounds * close_clusters().num_clusters;
 }
 
 /// Empty: the device has no kernel for it.
@@ -412,7 +411,7 @@ bool has_span_attention_cuda(int head_dim) {
 }
 
 int most_short_spans_cuda(int num_kv_heads, int head_dim) {
-  return head_dim == kMidHeadDim ? close_clusters().num_clusters / num_kv_heads : 0;
+  return head_dim == kMidHeadDim ? kShortRounds * close_clusters().num_clusters / num_kv_heads : 0;
 }
 
 int span_attention_plan_cuda(const SpanAttentionParams& params, void* stream) {
@@ -460,8 +459,9 @@ int span_attention_cuda(const SpanAttentionParams& params, void* stream) {
   auto args = args_of<AttentionArgs>(params);
   args.pages = params.page_table.pages;
   args.max_pages_per_seq = params.page_table.max_pages_per_seq;
-  args.page_shift = log2_of(params.kv.page_size);
-  args.page_reciprocal = static_cast<uint32_t>((uint64_t{1} << 34) / params.kv.page_size) + 1;
+  const auto page_size = static_cast<uint32_t>(params.kv.page_size);
+  args.page_shift = (page_size & (page_size - 1)) == 0 ? __builtin_ctz(page_size) : -1;
+  args.page_reciprocal = static_cast<uint32_t>((uint64_t{1} << 34) / page_size) + 1;
   args.hidden_end = params.window > 0 ? kNoWindow : params.first_token;
   args.workspace = workspace;
   if (way.decode != nullptr) {

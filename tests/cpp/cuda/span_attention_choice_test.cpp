@@ -78,6 +78,20 @@ TEST(every_kernel_and_cut_gives_the_same_bits) {
   }
 }
 
+TEST(clusters_of_several_rounds_give_the_same_bits) {
+  Rng rng(3);
+  const Shape shape = {32, 4, 128};
+  std::vector<Sequence> sequences;
+  for (int i = 0; i < 16; ++i) {
+    sequences.push_back(random_sequence(rng, shape, rng.integer(1, 900), 1));
+  }
+  Step step(rng, shape, sequences, {});
+  const Bits expected = step.run({Kernel::kWarp, 8});
+  check_rows(shape, sequences, expected);
+  const Bits bits = step.run({Kernel::kCluster});
+  if (!bits.empty()) check_same_rows(shape, bits, 0, expected, 0, sequences.size());
+}
+
 TEST(a_choice_that_is_not_there_is_refused) {
   Rng rng(2);
   const Shape shape = {8, 2, 64};
