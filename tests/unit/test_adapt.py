@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -291,58 +291,79 @@ def test_what_is_counted() -> None:
     assert length_of(map(walk, [hits, [0, 1, 0, 0]])) == 2.0
 
 
+class TimedCore:
+    """An engine whose time is counted: 10 ms a step, 1 ms a token of a prompt."""
+
+    def __init__(self, number: int, most_begun: int, paces: Iterable[float]) -> None:
+        self.info = SimpleNamespace(max_model_len=400, page_size=16, num_pages=2000)
+        self.now, self.pace, self._paces = 0.0, 1.0, iter(paces)
+        self._number, self._most_begun = number, most_begun
+        self.asked = dict[str, EngineRequest]()
+        self._waiting, self._running = list[str](), dict[str, int]()
+
+    def add_request(self, request: EngineRequest) -> None:
+        if request.request_id == "timed 0":
+            self.pace = next(self._paces)
+        self.asked[request.request_id] = request
+        self._waiting.append(request.request_id)
+
+    def abort(self, name: str) -> None:
+        self._waiting = [one for one in self._waiting if one != name]
+        self._running.pop(name, None)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def step(self) -> list[EngineOutput]:
+        for _ in range(self._most_begun):
+            if self._waiting and len(self._running) < self._number:
+                self._running[self._waiting.pop(0)] = 0
+        self.now += 0.010 * self.pace
+        outputs = [EngineOutput(request_id=name) for name in self._running]
+        for name in list(self._running):
+            length = len(self.asked[name].prompt_token_ids)
+            self.now += 0.0 if self._running[name] else 0.001 * length
+            self._running[name] += 1
+            room = self.info.max_model_len - length
+            if self._running[name] == min(room, self.asked[name].sampling.max_tokens):
+                del self._running[name]
+        return outputs
+
+
 @pytest.mark.parametrize("number", [1, 4])
 def test_what_steps_and_prompts_cost(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """By turns, so that a prompt's step is known from the others; and what is predicted of it."""
-    now, waiting, running = 0.0, list[EngineRequest](), dict[str, int]()
-    asked, slow = dict[str, EngineRequest](), iter([1.0, 1.5, 0.5])
-
-    class Core:
-        info = SimpleNamespace(max_model_len=400)
-        pace = 1.0
-
-        def add_request(self, request: EngineRequest) -> None:
-            if request.request_id == "timed 0":
-                self.pace = next(slow)
-            asked[request.request_id] = request
-            waiting.append(request)
-
-        @property
-        def has_work(self) -> bool:
-            return bool(running or waiting)
-
-        def step(self) -> list[EngineOutput]:
-            nonlocal now
-            while waiting and len(running) < number:
-                running[waiting.pop(0).request_id] = 0
-            now += 0.010 * self.pace
-            outputs = [EngineOutput(request_id=name) for name in running]
-            for name in list(running):
-                now += 0.0 if running[name] else 0.001 * len(asked[name].prompt_token_ids)
-                running[name] += 1
-                room = self.info.max_model_len - len(asked[name].prompt_token_ids)
-                if running[name] == min(room, asked[name].sampling.max_tokens):
-                    del running[name]
-            return outputs
-
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    core = TimedCore(number, number, [1.0, 1.5, 0.5, *[1.0] * 3])
+    monkeypatch.setattr(time, "perf_counter", lambda: core.now)
     texts = [Text([7] * (length + 100), length) for length in (90, 24, 28, 20, 22, 26, 18, 12)]
-    found = price(cast(EngineCore, Core()), texts, number, drafts=True)
-    assert len(asked) == number + 6
-    assert all(one.speculative.enabled for one in asked.values())
+    found = price(cast(EngineCore, core), texts, number, drafts=True)
+    assert len(core.asked) == number + 6 and not core.has_work
+    assert all(one.speculative.enabled for one in core.asked.values())
     assert found.step == pytest.approx(10 / number)
     # The first ones begin wherever answers are, the others at the beginning, of the mean length.
-    lengths = [len(one.prompt_token_ids) for one in asked.values()]
+    lengths = [len(one.prompt_token_ids) for one in core.asked.values()]
     assert lengths[number:] == [28, 26, 24, 22, 20, 18]
-    assert lengths[:number] == ([12] if number == 1 else [26 + 75, 28 + 50, 90 + 25, 12])
+    assert lengths[:number] == ([12] if number == 1 else [12, 90 + 25, 28 + 50, 26 + 75])
     assert found.request == pytest.approx(10 / number + 23)
     # Of eight tokens one comes with the prompt: at one request it and seven steps.
     by_hand = 1000 * 8 / (7 * 10 / number + found.request)
     assert found.speed([Tally(7, 7)] * 3) == pytest.approx(by_hand)
-    with pytest.raises(ConfigError, match="--max-model-len: prompts leave no room"):
-        slow = iter([1.0] * 3)
-        Core.info.max_model_len = 31
-        price(cast(EngineCore, Core()), [Text([7] * 31, 30)], number, drafts=True)
+    with pytest.raises(ConfigError, match=r"answers end before all have begun; .*raise --max-"):
+        core.info.max_model_len = 31
+        price(cast(EngineCore, core), [Text([7] * 31, 30)], number, drafts=True)
+    with pytest.raises(ConfigError, match=f"--num-requests {number}: .* KV pages .* 1 are there"):
+        core.info.num_pages = 1
+        price(cast(EngineCore, core), texts, number, drafts=True)
+
+
+def test_prompts_that_take_many_steps_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All go on before the first one ends, although one begins at a time."""
+    core = TimedCore(64, 1, [1.0] * 3)
+    monkeypatch.setattr(time, "perf_counter", lambda: core.now)
+    found = price(cast(EngineCore, core), [Text([7] * 60, 20)], 64, drafts=False)
+    assert found.step == pytest.approx(10 / 64)
+    assert len(core.asked) == 64 + 6
 
 
 def test_steps_with_drafts_cost_more() -> None:
@@ -457,9 +478,8 @@ def test_a_training_goes_on_where_it_was_interrupted(
         return step(*arguments)
 
     monkeypatch.setattr(loop.Trainer, "_step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        trained(prompts, tmp_path / "parts", *EAGLE)
     again = ["train", "--prompts", str(prompts), "--out", str(tmp_path / "parts"), *TRAIN, *EAGLE]
+    assert main(again) == 130
     assert main(again) == 2  # without --resume
     assert main([*again, "--resume", "--draft-vocab-size", "256"]) == 2  # another head
     report = trained(prompts, tmp_path / "parts", *EAGLE, "--resume")

@@ -284,7 +284,9 @@ def test_numbers_of_requests() -> None:
     with serving(Fake(lambda: 3)) as fake:
         assert Server(fake.url + "/", "secret").num_requests() == 3
         assert fake.keys == ["Bearer secret"]
-    assert Server(fake.url, None).num_requests() == 0  # it was stopped
+        asked = Server(fake.url, None)
+        assert asked.num_requests() == 3
+    assert asked.num_requests() == 0  # it was stopped
 
 
 @pytest.mark.parametrize(
@@ -307,6 +309,11 @@ def test_answers_that_are_no_number(status: int, body: bytes, says: str) -> None
         with pytest.raises(ConfigError, match=says) as error, beside.piece():
             pytest.fail("began")
         assert "is it openspec, and --server-admin-key its key" in str(error.value)
+        fake.status, fake.body = 200, None
+        asked = Server(fake.url, None)
+        assert asked.num_requests() == 0
+        fake.status, fake.body = status, body  # a moment later, after hours of work
+        assert asked.num_requests() == 1
 
 
 def test_no_answer_in_time_is_no_leave(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,6 +321,7 @@ def test_no_answer_in_time_is_no_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     assert server.LOAD_TIMEOUT_S <= 2.0
     with serving(Fake()) as fake:
         asked = Server(fake.url, None)
+        assert asked.num_requests() == 0
         monkeypatch.setattr(server, "LOAD_TIMEOUT_S", 0.05)
         fake.seconds = 0.3
         assert [asked.num_requests() for _ in range(3)] == [1, 1, 1]
@@ -325,21 +333,48 @@ def test_no_answer_in_time_is_no_leave(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_server_that_cannot_be_found() -> None:
-    for url in ("http://no-such-host.invalid", "127.0.0.1:8000"):
+    for url in ("http://no-such-host.invalid", "127.0.0.1:8000", "http://127.0.0.1:9"):
         with pytest.raises(ConfigError, match="is it openspec"):
             Server(url, None).num_requests()
 
 
-def test_a_connection_that_is_cut_is_no_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n{",
+        b"HTTP/1.1 502 No\r\nContent-Length: 20\r\n\r\n{",
+    ],
+)
+def test_a_connection_that_is_cut_is_no_leave(answer: bytes) -> None:
+    good = b'HTTP/1.1 200 OK\r\nContent-Length: 17\r\n\r\n{"server_load":0}'
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
-        def cut() -> None:
-            listening.accept()[0].close()
+        def answers() -> None:
+            for one in (good, answer):
+                with listening.accept()[0] as link:
+                    link.recv(1 << 16)
+                    link.sendall(one)
 
-        thread = threading.Thread(target=cut)
+        thread = threading.Thread(target=answers)
         thread.start()
-        assert Server(f"http://127.0.0.1:{listening.getsockname()[1]}", None).num_requests() == 1
+        asked = Server(f"http://127.0.0.1:{listening.getsockname()[1]}", None)
+        assert [asked.num_requests() for _ in range(2)] == [0, 1]
         thread.join()
+
+
+@pytest.mark.parametrize(("seconds", "least"), [(0.001, 0.98), (0.1, 0.9), (2.0, 0.9)])
+def test_slow_answers_take_no_share(
+    seconds: float, least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, worked = Clock(monkeypatch), 0.0
+    beside = Duty(0.2, lambda: clock.passes(seconds) or 1)  # type: ignore[func-returns-value]
+    while clock.now < 300.0:
+        with beside.piece():
+            worked += 0.01
+            clock.passes(0.01)
+    assert least * 40.0 < worked < 40.1
 
 
 # ---- What is a piece -----------------------------------------------------------------------------

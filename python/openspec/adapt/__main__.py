@@ -85,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, EngineError, RequestError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

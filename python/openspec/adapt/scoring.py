@@ -108,11 +108,20 @@ def price(core: EngineCore, texts: Sequence[Text], num_requests: int, *, drafts:
     turn = max(TIMED_TOKENS, ARRIVAL_TOKENS * num_requests)
     mean = statistics.mean(text.prompt for text in texts)
     usual = itertools.cycle(sorted(texts, key=lambda text: abs(text.prompt - mean)))
-    arrivals = itertools.islice(usual, TIMED_ARRIVALS)
-    asked = [(text.tokens[: text.prompt], turn) for text in arrivals]
+    arrivals = list(itertools.islice(usual, TIMED_ARRIVALS))
+    asked = []
     for left, text in enumerate(itertools.islice(usual, num_requests)):
         begun = text.prompt + (len(text.tokens) - text.prompt) * left // num_requests
-        asked.insert(0, (text.tokens[:begun], turn * (num_requests - left) // num_requests))
+        asked.append((text.tokens[:begun], turn * (num_requests - left) // num_requests))
+    asked += [(text.tokens[: text.prompt], turn) for text in arrivals]
+    most, size, num_pages = core.info.max_model_len, core.info.page_size, core.info.num_pages
+    pages = sorted(-(-min(len(tokens) + count, most) // size) for tokens, count in asked)
+    needed = sum(pages[-num_requests:])
+    if needed > num_pages:
+        raise ConfigError(
+            f"--num-requests {num_requests}: {needed} KV pages are needed, {num_pages} are there; "
+            "lower it, or raise --kv-cache-memory"
+        )
     requests = [
         EngineRequest(
             request_id=f"timed {number}",
@@ -132,9 +141,15 @@ def price(core: EngineCore, texts: Sequence[Text], num_requests: int, *, drafts:
             if names and num_requests <= len(names | known) and len(known) < len(requests):
                 ends.append((time.perf_counter(), len(names | known), len(names & known)))
             known |= names
+            if len(known) == len(requests):  # nothing is timed after that
+                for request in requests:
+                    core.abort(request.request_id)
         whole = [b[0] - a[0] for a, b in itertools.pairwise(ends) if b[2] == num_requests]
         if not whole:
-            raise ConfigError("--max-model-len: prompts leave no room for steps; raise it")
+            raise ConfigError(
+                f"--num-requests {num_requests}: answers end before all have begun; lower it, or "
+                "raise --max-model-len or --max-num-batched-tokens"
+            )
         step = statistics.mean(whole) / num_requests
         rest = ends[-1][0] - ends[0][0] - step * sum(num_going for _, _, num_going in ends[1:])
         num_arrivals = len(requests) - ends[0][1]

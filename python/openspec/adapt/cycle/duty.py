@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 IDLE_S = 0.2
 """A server without requests for so long leaves its device to others."""
 ASKED_EVERY_S, ANSWER_HOLDS_S, SAID_AFTER_S = 0.05, 0.01, 30.0
+MOST_ASKING = 0.05
+"""Of the time while there are requests, where answers are slow."""
 BUSY = "the server has requests all the time, or does not answer; --duty 0.2 takes a share of it"
 
 
@@ -58,7 +60,8 @@ class Duty:
         self._until = math.inf if share else until
         self._next_at = 0.0 if share else math.inf
         self._pause = 1 / share - 1 if share else math.inf  # for each second of work
-        self._asked_at, self._busy_at, self._waited = 0.0, time.monotonic(), 0.0
+        self._ask_at, self._busy_at, self._waited = 0.0, time.monotonic(), 0.0
+        self._is_busy = False
 
     def clock(self) -> float:
         """Seconds since some moment, those left out in which a piece waited."""
@@ -92,8 +95,11 @@ class Duty:
         self._waited += now - begin
 
     def _is_idle(self, now: float) -> bool:
-        if now - self._asked_at >= ANSWER_HOLDS_S:
-            self._asked_at = now
-            if self._num_requests() > 0:
-                self._busy_at = now
+        if now >= self._ask_at:
+            self._is_busy, begin = self._num_requests() > 0, now
+            now = time.monotonic()
+            slow = (now - begin) / MOST_ASKING if self._is_busy else 0.0
+            self._ask_at = now + max(ANSWER_HOLDS_S, slow)
+        if self._is_busy:
+            self._busy_at = now
         return now - self._busy_at >= IDLE_S

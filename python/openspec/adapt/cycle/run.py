@@ -132,8 +132,9 @@ class Turn:
         self.out, self.own, self.server = Path(own.out), own, own.opened()
         if self.out.exists():
             raise ConfigError(f"--out {self.out} is there already; name a new folder")
-        if self.server is not None and config.draft_model is None:
-            config = dataclasses.replace(config, draft_model=self.server.drafter()["folder"])
+        if self.server is not None:
+            folder = self.server.drafter()["folder"]
+            config = dataclasses.replace(config, draft_model=config.draft_model or folder)
         self.config = config.with_folders()
         self.old = opened(self.config, own)
         self.num_drafts = self.config.num_speculative_tokens or self.old.head.most_drafts
@@ -294,7 +295,10 @@ class Turn:
                 f"{self.config.method} --draft-model {self.out}"
             )
             return
-        self._say(swap(self.server, self.out, self.num_drafts, self.own.watch_s))
+        try:
+            self._say(swap(self.server, self.out, self.num_drafts, self.own.watch_s))
+        except ConfigError as error:
+            self._say(f"{self.out} is written, but what the server does with it is open: {error}")
 
     def _say(self, sentence: str) -> None:
         self.notes.append(sentence)

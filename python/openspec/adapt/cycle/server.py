@@ -36,22 +36,23 @@ class Server:
 
     def __init__(self, url: str, admin_key: str | None) -> None:
         self._url, self._key = url.rstrip("/"), admin_key
+        self._has_answered = False
 
     def num_requests(self) -> int:
-        """That generate: none where connections are refused, one where no answer comes in time.
+        """That generate. Once it has answered: none where connections are refused, else one.
 
         Raises:
-            ConfigError: it answers something else, or cannot be found.
+            ConfigError: its first answer is no number, or it cannot be reached.
         """
         try:
-            return int(self._asked(LOAD)["server_load"])
+            found = int(self._asked(LOAD)["server_load"])
+            self._has_answered = True
+            return found
         except (LookupError, TypeError, ValueError) as error:
             cause = error.__cause__
             reason = cause.reason if isinstance(cause, URLError) else cause
-            if isinstance(reason, ConnectionRefusedError):
-                return 0
-            if isinstance(reason, (TimeoutError, ConnectionError)):
-                return 1
+            if self._has_answered:
+                return 0 if isinstance(reason, ConnectionRefusedError) else 1
             raise ConfigError(
                 f"nobody knows how many requests the server has: {error}; is it openspec, and "
                 "--server-admin-key its key?"
@@ -90,7 +91,10 @@ class Server:
 
 def _said(error: HTTPError) -> str:
     """The message of an answer that is an error."""
-    text = error.read().decode(errors="replace")
+    try:
+        text = error.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException):
+        return "an answer that is cut"
     try:
         return str(json.loads(text)["error"]["message"])
     except (ValueError, LookupError, TypeError):
