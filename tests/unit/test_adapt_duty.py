@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ from typing import Any, cast
 import httpx
 import pytest
 import torch
+from torch import nn
 
 import openspec
 from openspec import LLM, SamplingParams
@@ -29,6 +30,7 @@ from openspec.adapt.cycle import duty, run, server, shadow
 from openspec.adapt.cycle.duty import BesideConfig, BusyServerError, Duty
 from openspec.adapt.cycle.server import Server
 from openspec.adapt.decide import Measured
+from openspec.adapt.heads.parts import Lesson
 from openspec.adapt.loop import Schedule, Trainer
 from openspec.adapt.replay import Replay
 from openspec.adapt.scoring import Price, StepPrices, Tally
@@ -421,7 +423,8 @@ class Watched:
         monkeypatch.setattr(Duty, "piece", piece)
         self.within(EngineCore, "step")
         self.within(replay._Step, "__enter__")
-        self.within(Trainer, "_step")
+        self.within(loop, "mixed_precision")  # of a row
+        self.within(torch.nn.utils, "clip_grad_norm_")  # of a step
         self.within(shadow, "tallies")
         self.within(run, "with_vocabulary")
         monkeypatch.setattr(run, "step_prices", lambda *_: StepPrices(Price(1.0), Price(2.0)))
@@ -445,6 +448,42 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
+class Toy(nn.Module):
+    """A head whose loss is a mean over what it learns from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.arange(6.0).reshape(2, 3) / 7)
+
+    def loss(self, lesson: Lesson, _ends: object, _random: object) -> torch.Tensor:
+        counted, errors = lesson.learned, (lesson.last @ self.matrix.T).square().sum(-1)
+        return (errors * counted).sum() / counted.sum().clamp(min=1)
+
+
+def test_a_training_step_in_parts_learns_the_same() -> None:
+    """Row by row where pieces wait; a row counts as much as it has tokens to learn from."""
+    random = torch.Generator().manual_seed(3)
+    generated = torch.tensor([[0, 1, 1, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]], dtype=torch.bool)
+    last = torch.randn(3, 5, 3, generator=random)
+    lesson = Lesson(torch.ones(3, 5), torch.arange(5).repeat(3, 1), generated, last, last)
+    num_pieces, found = 0, list[torch.Tensor]()
+
+    @contextmanager
+    def counting() -> Iterator[None]:
+        nonlocal num_pieces
+        num_pieces += 1
+        yield
+
+    for piece in (nullcontext, counting):
+        schedule = Schedule(1.0, 2, 0.1, None, piece=piece)
+        toy, ends = Toy(), SimpleNamespace(embedding=last)
+        trainer = Trainer(cast(Any, toy), cast(Any, ends), schedule, None, 0)
+        found += [trainer._step(lesson, 0.5), toy.matrix.detach()]
+    assert num_pieces == 4  # three rows, and what is made of them
+    assert torch.allclose(found[0], found[2]) and torch.allclose(found[1], found[3], atol=1e-6)
+    assert not torch.equal(found[1], Toy().matrix)
+
+
 def test_all_work_of_a_turn_is_in_pieces(
     prompts: Path,
     tmp_path: Path,
@@ -462,9 +501,11 @@ def test_all_work_of_a_turn_is_in_pieces(
         assert main([*RUN, *more, "--server", fake.url]) == 0
         assert "the server drafts with it as version 1" in capsys.readouterr().out
         assert (out / "model.safetensors").is_file()
-        assert watched.seen.keys() == {"step", "__enter__", "_step", "tallies", "with_vocabulary"}
-        assert watched.seen["_step"] >= 2
-        # A text is a piece, and so is a step of the engine: no piece is several of them.
+        training = {"mixed_precision", "clip_grad_norm_"}
+        others = {"step", "__enter__", "tallies", "with_vocabulary"}
+        assert watched.seen.keys() == training | others
+        assert watched.seen["clip_grad_norm_"] >= 2
+        # A text is a piece, a row of a lesson, a step of the engine: no piece is several of them.
         assert watched.num_pieces == sum(watched.seen.values())
         watched.seen.clear()
         more = f"--heads {SHIPPED},{out} --prompts {prompts} --server {fake.url}".split()

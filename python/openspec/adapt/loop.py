@@ -55,7 +55,7 @@ class Schedule:
     clock: Callable[[], float] = time.monotonic
     """What `seconds` are counted by."""
     piece: Callable[[], AbstractContextManager[object]] = nullcontext
-    """What each step runs within; there may be one at a time."""
+    """What each part of a step runs within, one at a time; default: a step has one part."""
 
     def progress(self, at: Progress) -> float:
         """Of the time, or of the steps where those come first; 1: it is over."""
@@ -174,9 +174,7 @@ class Trainer:
                     keep_best()
             if progress >= 1:
                 break
-            lesson = next(supply)
-            with piece():
-                losses.append(self._step(lesson, progress))
+            losses.append(self._step(next(supply), progress))
             self.at.step += 1
             self.at.seconds = before + clock() - begin
             if clock() - saved_at > CHECKPOINT_S:
@@ -197,14 +195,27 @@ class Trainer:
         lesson = Lesson(*(one.to(self.device) for one in lesson))
         # By step, so that a training that was resumed draws what it would have drawn.
         random = torch.Generator(self.device).manual_seed(self.seed + self.at.step)
-        with mixed_precision(self.device):
-            loss = self.head.loss(lesson, self.ends, random)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.head.parameters(), MAX_NORM)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        piece, total = self.schedule.piece, torch.zeros((), device=self.device)
+        # Row by row where others wait for the device; a row counts as its tokens do.
+        num_rows = len(lesson.tokens) if piece is nullcontext else 1
+        parts = [
+            Lesson(*some) for some in zip(*(one.split(num_rows) for one in lesson), strict=True)
+        ]
+        for part in parts:
+            with piece():
+                share = 1.0
+                if len(parts) > 1:
+                    share = float(part.learned.sum() / lesson.learned.sum().clamp(min=1))
+                with mixed_precision(self.device):
+                    loss = share * self.head.loss(part, self.ends, random)
+                loss.backward()
+                total += loss.detach()
+        with piece():
+            nn.utils.clip_grad_norm_(self.head.parameters(), MAX_NORM)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         self.at.num_positions += lesson.tokens.numel()
-        return loss.detach()
+        return total
 
     def _note(self, value: float, said: dict[str, Any]) -> None:
         at = self.at
