@@ -475,7 +475,7 @@ def test_a_training_step_in_parts_learns_the_same() -> None:
         yield
 
     for piece in (nullcontext, counting):
-        schedule = Schedule(1.0, 2, 0.1, None, piece=piece)
+        schedule = Schedule(seconds=1.0, max_steps=2, rate=0.1, measure_every=None, piece=piece)
         toy, ends = Toy(), SimpleNamespace(embedding=last)
         trainer = Trainer(cast(Any, toy), cast(Any, ends), schedule, None, 0)
         found += [trainer._step(lesson, 0.5), toy.matrix.detach()]
@@ -529,7 +529,9 @@ def test_a_trial_lasts_as_long_beside_a_busy_server(monkeypatch: pytest.MonkeyPa
     trainer.at.curve.append({})
 
     def step(*_: object) -> torch.Tensor:
-        clock.passes(0.1)
+        for _ in range(4):
+            with schedule.piece():
+                clock.passes(0.025)
         return torch.zeros(())
 
     monkeypatch.setattr(trainer, "_step", step)
