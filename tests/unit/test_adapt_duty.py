@@ -244,6 +244,7 @@ class Fake:
     status: int = 200
     body: bytes | None = None
     seconds: float = 0.0
+    method: str = "eagle3"
     url: str = ""
     keys: list[str | None] = dataclasses.field(default_factory=list)
 
@@ -259,6 +260,7 @@ def serving(fake: Fake) -> Iterator[Fake]:
             if self.path != "/load":
                 counters = {"num_drafts": 0}
                 said = {"version": 1, "folder": str(SHIPPED), "counters": counters}
+                said["method"] = fake.method
                 body = json.dumps(said).encode()
             try:
                 self.send_response(fake.status)
@@ -391,6 +393,17 @@ def test_without_a_server_nothing_is_divided() -> None:
             assert llm.around_step is undivided
         BesideConfig(server="http://127.0.0.1:9").beside(llm)
         assert llm.around_step is not undivided
+
+
+def test_a_server_that_drafts_by_another_method(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Is refused before there is any work."""
+    with serving(Fake(method="ngram")) as fake:
+        more = ["--prompts", str(prompts), "--out", str(tmp_path / "head"), "--server", fake.url]
+        assert main([*RUN, *more]) == 2
+    said = capsys.readouterr().err
+    assert "has --method ngram: it cannot take a head of --method eagle3" in said
 
 
 class Watched:

@@ -71,7 +71,8 @@ inline constexpr int short_kv_len(int num_rows, int num_spans) {
 }
 inline constexpr int kMinRowsOfFewSpans = 5, kMaxRowsOfFewSpans = 32;
 inline constexpr int kMaxRowsOfShortSpans = 16;
-/// Spans whose clusters take two rounds on the current device; 0: it has none for such heads.
+/// Spans whose clusters take two rounds at most on the current device; 0: it has none for such
+/// heads.
 int most_short_spans_cuda(int num_kv_heads, int head_dim);
 /// CUDA: from so many rows on long spans, as of prompts, have a kernel of their own on sm_90a. A
 /// step that expects none (RowBatch::max_span_rows) does without its launch.

@@ -133,8 +133,13 @@ class Turn:
         if self.out.exists():
             raise ConfigError(f"--out {self.out} is there already; name a new folder")
         if self.server is not None:
-            folder = self.server.drafter()["folder"]
-            config = dataclasses.replace(config, draft_model=config.draft_model or folder)
+            said = self.server.drafter()
+            if said["method"] != config.method:
+                raise ConfigError(
+                    f"--server {own.server} has --method {said['method']}: it cannot take a head "
+                    f"of --method {config.method}; start it with a head of that method"
+                )
+            config = dataclasses.replace(config, draft_model=config.draft_model or said["folder"])
         self.config = config.with_folders()
         self.old = opened(self.config, own)
         self.num_drafts = self.config.num_speculative_tokens or self.old.head.most_drafts
