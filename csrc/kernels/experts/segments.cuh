@@ -32,6 +32,7 @@ struct ExpertItem {
   int expert;
   int first_place, num_rows;
   int first_unit, last_unit;
+  bool is_read_once = true;  // the expert's weights
 
   __device__ __forceinline__ int num_units() const { return last_unit - first_unit; }
 };
@@ -61,15 +62,14 @@ class Segments {
     const int segment = at / num_units_;
     ExpertItem item;
     if (has_few_rows()) {
-      item.expert = few_.expert[segment];
-      item.first_place = segment * kFewRows;
-      item.num_rows = num_rows_;
+      item = {few_.expert[segment], segment * kFewRows, num_rows_};
     } else {
       const int4 words = __ldcg(reinterpret_cast<const int4*>(pairs_.segment + segment));
       const ExpertRange range = {words.x, words.y, words.z, words.w};
       item.expert = range.expert;
       item.first_place = range.first_pair + (segment - range.first_segment) * segment_rows_;
       item.num_rows = min(segment_rows_, range.last_pair - item.first_place);
+      item.is_read_once = range.last_pair - range.first_pair <= segment_rows_;
     }
     item.first_unit = at - segment * num_units_;
     item.last_unit = min(num_units_, item.first_unit + end_ - at);

@@ -116,7 +116,7 @@ class ExpertFeed {
     if (steps_left_ == 0) return;
     const int64_t unit_bytes = int64_t{weights_.first.num_inputs / kLinearStep} * step_bytes(kForm);
     const int num_steps = min(steps_left_, kExpertSlotSteps<kForm>);
-    ring.fill(slot, at_, num_steps, min(units_left_, kUnits), unit_bytes);
+    ring.fill(slot, at_, num_steps, is_read_once_, min(units_left_, kUnits), unit_bytes);
     at_ += num_steps * step_bytes(kForm);
     steps_left_ -= num_steps;
     if (steps_left_ > 0) return;
@@ -141,6 +141,7 @@ class ExpertFeed {
           step * step_bytes(kForm);
     units_left_ = item.num_units();
     steps_left_ = chain_.num_steps;
+    is_read_once_ = item.is_read_once;
   }
 
   const LinearStack& weights_;
@@ -148,6 +149,7 @@ class ExpertFeed {
   const Chain& chain_;
   int next_, units_left_ = 0, steps_left_ = 0;
   const uint8_t* at_ = nullptr;
+  bool is_read_once_ = true;
 };
 
 /// Multiplies the steps of a slot up to step `last`, of which several's operands are under way

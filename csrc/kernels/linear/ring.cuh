@@ -50,10 +50,9 @@ __device__ __forceinline__ void publish_slot_barriers() {
 
 #if __CUDA_ARCH__ >= 900
 /// One bulk copy to a slot whose barrier expects its bytes.
-template <bool kIsReadOnce>
 __device__ __forceinline__ void copy_to_slot(uint32_t to, uint32_t barrier, const uint8_t* from,
-                                             int bytes) {
-  if constexpr (kIsReadOnce) {
+                                             int bytes, bool is_read_once) {
+  if (is_read_once) {
     asm volatile(
         "{\n"
         ".reg .b64 policy;\n"
@@ -74,13 +73,13 @@ __device__ __forceinline__ void copy_to_slot(uint32_t to, uint32_t barrier, cons
 #endif
 
 /// Starts copying `bytes`, whole steps of weights, to a slot that every lane is done with. All
-/// lanes call it. kIsReadOnce: no other block reads them, and the second-level cache is to keep the
-/// activations and whatever else is read again instead. Of up to kPieces pieces each has kMaxBytes
-/// of the slot; they come from `stride` bytes apart.
-template <int kMaxBytes, bool kIsReadOnce, int kPieces = 1>
+/// lanes call it. `is_read_once`: no other block reads them, and the second-level cache is to keep
+/// the activations and whatever else is read again instead. Of up to kPieces pieces each has
+/// kMaxBytes of the slot; they come from `stride` bytes apart.
+template <int kMaxBytes, int kPieces = 1>
 __device__ __forceinline__ void fill_slot(uint32_t slot, uint32_t barrier, const uint8_t* from,
-                                          int bytes, int lane, int num_pieces = 1,
-                                          int64_t stride = 0) {
+                                          int bytes, int lane, [[maybe_unused]] bool is_read_once,
+                                          int num_pieces = 1, int64_t stride = 0) {
 #if __CUDA_ARCH__ >= 900
   if (lane == 0) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier),
@@ -89,7 +88,7 @@ __device__ __forceinline__ void fill_slot(uint32_t slot, uint32_t barrier, const
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
       if (piece < num_pieces) {
-        copy_to_slot<kIsReadOnce>(slot + piece * kMaxBytes, barrier, from + piece * stride, bytes);
+        copy_to_slot(slot + piece * kMaxBytes, barrier, from + piece * stride, bytes, is_read_once);
       }
     }
   }
@@ -194,12 +193,10 @@ class WeightRing {
   /// Starts copying `num_steps` steps of each unit, `stride` bytes apart, into a slot that every
   /// lane is done with.
   __device__ __forceinline__ void fill(int slot, const uint8_t* from, int num_steps,
-                                       int num_units = 1, int64_t stride = 0) {
-    // Blocks for other rows read them too.
-    constexpr bool kIsReadOnce = false;
-    fill_slot<kUnitBytes, kIsReadOnce, kUnits>(slots_ + slot * kSlotBytes, barrier(slot), from,
-                                               num_steps * step_bytes(kForm), lane_, num_units,
-                                               stride);
+                                       bool is_read_once, int num_units = 1, int64_t stride = 0) {
+    fill_slot<kUnitBytes, kUnits>(slots_ + slot * kSlotBytes, barrier(slot), from,
+                                  num_steps * step_bytes(kForm), lane_, is_read_once, num_units,
+                                  stride);
   }
 
   /// Waits for the current slot to arrive; returns its shared address.

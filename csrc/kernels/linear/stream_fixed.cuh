@@ -117,11 +117,11 @@ __device__ __forceinline__ void init_ring(uint32_t ring, int lane) {
 template <typename Ring>
 __device__ __forceinline__ void fill_record_slot(uint32_t record, int slot, const uint8_t* from,
                                                  int lane) {
-  constexpr bool kIsReadOnce = true;
   const int begin = Ring::slot_begin(slot);
-  fill_slot<Ring::kSlotSteps * Ring::kStepBytes, kIsReadOnce>(
+  fill_slot<Ring::kSlotSteps * Ring::kStepBytes>(
       record + begin * Ring::kStepBytes, record + Ring::barrier(slot),
-      from + begin * Ring::kStepBytes, (Ring::slot_end(slot) - begin) * Ring::kStepBytes, lane);
+      from + begin * Ring::kStepBytes, (Ring::slot_end(slot) - begin) * Ring::kStepBytes, lane,
+      /*is_read_once=*/true);
 }
 
 /// Starts to fill a ring with the first units. Of e4m3 slot after slot, each when the one before is
