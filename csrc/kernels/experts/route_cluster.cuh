@@ -72,6 +72,7 @@ __global__ void __launch_bounds__(kStreamThreads)
     route_kernel([[maybe_unused]] RouteParams params, [[maybe_unused]] int chain_steps) {
 #if __CUDA_ARCH__ >= 900
   allow_next_kernel();
+  arrive_in_cluster();  // this block has begun, and can be sent to
   extern __shared__ __align__(128) uint8_t shared[];
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);  // in a uniform register
   const int lane = threadIdx.x % 32;
@@ -111,6 +112,7 @@ __global__ void __launch_bounds__(kStreamThreads)
   const bool goes_nowhere = is_there && is_padding(params, row);
   wait_for_rows(/*but_last=*/false);
   if (chain_bytes > 0 && rank < num_units) wait_for_slot(barrier, 0);
+  wait_for_cluster();
   for (int i = 0; i * kRouteRows + rank < num_units; ++i) {
     send_unit_logits(rows, chain, weights + i * kStreamWarps * at.chain_bytes,
                      reinterpret_cast<float*>(shared + at.sums), base + at.logits,
