@@ -95,17 +95,6 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-/// How the second-level cache treats what a copy reads: as usual, or as the first to go.
-__device__ __forceinline__ uint64_t cache_policy(bool is_read_once) {
-  uint64_t policy;
-  if (is_read_once) {
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  } else {
-    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  }
-  return policy;
-}
-
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, int x, int y,
                                          uint32_t barrier) {
   asm volatile(
@@ -115,25 +104,49 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, in
       : "memory");
 }
 
+/// What a copy that nobody repeats reads is the first to leave the second-level cache. Others say
+/// nothing: `evict_normal`, said aloud, is slower.
+__device__ __forceinline__ uint64_t first_to_leave() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, int x, int y, int z,
-                                         uint32_t barrier, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
-      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(policy)
-      : "memory");
+                                         uint32_t barrier, bool is_read_once) {
+  if (is_read_once) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+        "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "l"(first_to_leave())
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+        "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+        : "memory");
+  }
 }
 
 /// To the same place in every block of `ranks`, each of whose barriers hears of it.
 __device__ __forceinline__ void copy_box_to_all(uint32_t to, const CUtensorMap& map, int x, int y,
                                                 int z, uint32_t barrier, uint32_t ranks,
-                                                uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(to),
-      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(static_cast<uint16_t>(ranks)),
-      "l"(policy)
-      : "memory");
+                                                bool is_read_once) {
+  const auto mask = static_cast<uint16_t>(ranks);
+  if (is_read_once) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(to),
+        "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(mask), "l"(first_to_leave())
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+        "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(mask)
+        : "memory");
+  }
 }
 
 // --- Products ----------------------------------------------------------------------------

@@ -143,16 +143,14 @@ __device__ __forceinline__ void copy_expert_weights(const CUtensorMap& weights,
                                                     const ExpertTilesJob& job, const Ring& ring,
                                                     int rank) {
   constexpr int kBytes = kExpertUnits * unit_bytes(kForm);
-  // Weights that nobody reads again leave the cache to the activations.
-  const uint64_t policies[] = {wgmma::cache_policy(false), wgmma::cache_policy(true)};
   fill_expert_ring(job, ring, rank, [&](const ExpertTileCursor& tile, int step, int stage) {
-    const uint64_t policy = tile.is_read_once ? policies[1] : policies[0];
     const uint32_t barrier = ring.full + stage * 8;
     wgmma::expect_bytes(barrier, kBytes);
     const int word = is_e4m3(kForm) ? step * (step_bytes(kForm) / 4) : 0;
     const int octet = is_e4m3(kForm) ? 0 : step * 2;
     wgmma::copy_box(ring.stages + stage * ring.stage_bytes, weights, word,
-                    tile.expert * job.num_units + tile.first_unit, octet, barrier, policy);
+                    tile.expert * job.num_units + tile.first_unit, octet, barrier,
+                    tile.is_read_once);
   });
 }
 
@@ -160,7 +158,6 @@ template <WeightForm kForm>
 __device__ __forceinline__ void copy_expert_rows(const CUtensorMap& rows, const ExpertTilesJob& job,
                                                  const Ring& ring, int rank) {
   constexpr int kFirst = kExpertUnits * unit_bytes(kForm);
-  const uint64_t policy = wgmma::cache_policy(false);
   wait_for_previous_kernel();
   fill_expert_ring(job, ring, rank, [&](const ExpertTileCursor& tile, int step, int stage) {
     const uint32_t barrier = ring.full + stage * 8;
@@ -170,7 +167,7 @@ __device__ __forceinline__ void copy_expert_rows(const CUtensorMap& rows, const 
     for (int box = rank; box < tile.num_boxes(); box += kExpertCluster) {
       wgmma::copy_box_to_all(to + box * (kBoxRows * kRowBytes), rows, step * kLinearStep,
                              tile.first_place + box * kBoxRows, 0, barrier,
-                             (1 << kExpertCluster) - 1, policy);
+                             (1 << kExpertCluster) - 1, /*is_read_once=*/false);
     }
   });
 }

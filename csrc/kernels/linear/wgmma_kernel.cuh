@@ -61,7 +61,7 @@ __device__ __forceinline__ void copy_weights(const WeightMaps& maps, const Job& 
                                              const Ring& ring, int rank) {
   using Cursor = StageCursor<kRows, kCluster>;
   constexpr int kUnitBytes = unit_bytes(kForm);
-  const uint64_t policy = wgmma::cache_policy(job.num_row_tiles == 1);
+  const bool is_read_once = job.num_row_tiles == 1;
   fill_ring<kRows, kCluster>(job, ring, rank, [&](const Cursor& at, int stage) {
     uint32_t to = ring.stages + stage * ring.stage_bytes;
     const uint32_t barrier = ring.full + stage * 8;
@@ -85,9 +85,10 @@ __device__ __forceinline__ void copy_weights(const WeightMaps& maps, const Job& 
     // The rows' bytes too; they may have come before this.
     wgmma::expect_bytes(barrier, bytes + kRows * kRowBytes);
     if constexpr (kCluster == 1) {
-      wgmma::copy_box(to, *map, word, unit, octet, barrier, policy);
+      wgmma::copy_box(to, *map, word, unit, octet, barrier, is_read_once);
     } else {
-      wgmma::copy_box_to_all(to, *map, word, unit, octet, barrier, (1 << kCluster) - 1, policy);
+      wgmma::copy_box_to_all(to, *map, word, unit, octet, barrier, (1 << kCluster) - 1,
+                             is_read_once);
     }
   });
 }
