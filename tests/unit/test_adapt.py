@@ -550,6 +550,7 @@ def test_a_head_from_a_servers_records(tmp_path: Path, capsys: pytest.CaptureFix
         ({"out": "/proc/head"}, "--out /proc/head: .*another folder"),
         ({"method": "ngram"}, "heads that can be trained: dflash, dflash2, dspark, eagle3, peagle"),
         ({"head": "dflash2"}, "that is for --method dflash"),
+        ({"head_layers": 2}, "--head-layers 2: a head of kind eagle3 has 1; drop it"),
         ({"method": "dflash", "head_layers": 3}, "--head-layers 3 for 4 layers: .*rising ids"),
         ({"quantization": "fp8"}, "not for quantised ones"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size: .*one GPU"),

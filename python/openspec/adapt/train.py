@@ -118,6 +118,11 @@ class Training:
             raise ConfigError(f"--head {own.head}: that is for --method {self.kind.method}")
         if own.out is None:
             raise ConfigError("--out is needed")
+        if not self.kind.has_more_layers and own.head_layers not in (None, self.kind.num_layers):
+            raise ConfigError(
+                f"--head-layers {own.head_layers}: a head of kind {self.kind.name} has "
+                f"{self.kind.num_layers}; drop it, or choose another --head"
+            )
         own.check_sources()
         target = ModelConfig.from_folder(self.config.model_path)
         check_target(self.config, target)

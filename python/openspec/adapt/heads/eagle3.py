@@ -281,6 +281,7 @@ KINDS = (
         make=Eagle3Head,
         default_capture_layers=default_capture_layers,
         num_layers=1,
+        has_more_layers=False,
         has_vocabulary=True,
         rate=1.5e-3,
     ),

@@ -177,6 +177,8 @@ class HeadKind:
     """Of a target's number of layers and the head's."""
     num_layers: int
     """By default."""
+    has_more_layers: bool = True
+    """Whether it may have others than by default."""
     has_vocabulary: bool = False
     """Whether it drafts a part of the target's tokens alone."""
     num_extra_rows: int = 0
