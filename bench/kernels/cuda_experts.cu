@@ -1,6 +1,6 @@
 // Times a mixture of experts on CUDA, of Qwen3-30B-A3B's shape with random weights: microseconds
-// for the router and the experts of a layer, in replayed graphs of several layers that together
-// are far larger than the cache.
+// for the router and the experts of a layer, with the norm that adds up, in replayed graphs of
+// several layers that together are far larger than the cache.
 //
 //   bench_cuda_experts [--format bf16|channel|block] [--json FILE]
 //
@@ -21,6 +21,7 @@
 #include "cuda_bench.h"
 #include "kernels/experts/experts.h"
 #include "kernels/linear/linear.h"
+#include "kernels/norm/rms_norm.h"
 #include "read_bandwidth.h"
 
 namespace {
@@ -62,40 +63,32 @@ __global__ void fill_rows(__nv_bfloat16* to, float shared, uint64_t seed) {
   }
 }
 
+/// `kind`: of the scales of codes; kNone: bf16.
 LinearStack random_stack(int count, int outputs, int inputs, LinearEpilogue epilogue,
-                         uint64_t seed) {
-  const size_t size = size_t(outputs) * inputs;
-  auto* const data = device_array<__nv_bfloat16>(size * count);
-  fill<<<1024, 256>>>(data, size * count, 1.7f / std::sqrt(float(inputs)), seed);
-  LinearStack stack;
-  stack.first.data = data;
-  stack.first.num_outputs = outputs;
-  stack.first.num_inputs = inputs;
-  stack.first.epilogue = epilogue;
-  stack.first.layout = LinearLayout::kTiles;
-  stack.count = count;
-  stack.bytes = size * 2;
-  return stack;
-}
-
-LinearStack random_codes(int count, int outputs, int inputs, LinearEpilogue epilogue,
                          ScaleKind kind, uint64_t seed) {
   constexpr float kDeviation = 100.0f;  // about, of codes by chance
   const size_t size = size_t(outputs) * inputs;
-  auto* const data = device_array<uint8_t>(size * count);
-  fill_codes<<<1024, 256>>>(data, size * count, seed);
+  const float scale = 1.0f / std::sqrt(float(inputs));
   LinearStack stack;
-  stack.first.data = data;
   stack.first.num_outputs = outputs;
   stack.first.num_inputs = inputs;
   stack.first.epilogue = epilogue;
   stack.first.layout = LinearLayout::kTiles;
+  stack.count = count;
+  if (kind == ScaleKind::kNone) {
+    auto* const data = device_array<__nv_bfloat16>(size * count);
+    fill<<<1024, 256>>>(data, size * count, 1.7f * scale, seed);
+    stack.first.data = data;
+    stack.bytes = size * 2;
+    return stack;
+  }
+  auto* const data = device_array<uint8_t>(size * count);
+  fill_codes<<<1024, 256>>>(data, size * count, seed);
+  stack.first.data = data;
   stack.first.format = MatrixFormat::kE4M3;
   stack.first.scale_kind = kind;
   const auto num_scales = static_cast<size_t>(stack.first.num_scales()) * size_t(count);
-  stack.first.scales =
-      device_copy(std::vector<float>(num_scales, 1.0f / (kDeviation * std::sqrt(float(inputs)))));
-  stack.count = count;
+  stack.first.scales = device_copy(std::vector<float>(num_scales, scale / kDeviation));
   stack.bytes = size;
   return stack;
 }
@@ -107,20 +100,16 @@ struct Layer {
 
 /// `kind`: kNone is bf16.
 Layer random_layer(ScaleKind kind, uint64_t seed) {
-  const auto stack = [&](int outputs, int inputs, LinearEpilogue epilogue, uint64_t own_seed) {
-    return kind == ScaleKind::kNone
-               ? random_stack(kExperts, outputs, inputs, epilogue, own_seed)
-               : random_codes(kExperts, outputs, inputs, epilogue, kind, own_seed);
-  };
+  constexpr LinearEpilogue kPlain = LinearEpilogue::kNone, kSwiGlu = LinearEpilogue::kSwiGlu;
   Layer layer;
-  layer.route.router = random_stack(1, kExperts, kHidden, LinearEpilogue::kNone, 3 * seed).first;
+  layer.route.router = random_stack(1, kExperts, kHidden, kPlain, ScaleKind::kNone, 3 * seed).first;
   layer.route.expert = device_array<int32_t>(kMaxRows * kTopK);
   layer.route.weight = device_array<float>(kMaxRows * kTopK);
   layer.route.top_k = kTopK;
   layer.route.norm_top_k = true;
   layer.route.dtype = DType::kBF16;
-  layer.experts.gate_up = stack(2 * kInner, kHidden, LinearEpilogue::kSwiGlu, 3 * seed + 1);
-  layer.experts.down = stack(kHidden, kInner, LinearEpilogue::kNone, 3 * seed + 2);
+  layer.experts.gate_up = random_stack(kExperts, 2 * kInner, kHidden, kSwiGlu, kind, 3 * seed + 1);
+  layer.experts.down = random_stack(kExperts, kHidden, kInner, kPlain, kind, 3 * seed + 2);
   layer.experts.expert = layer.route.expert;
   layer.experts.weight = layer.route.weight;
   layer.experts.top_k = kTopK;
@@ -157,7 +146,11 @@ int main(int argc, char** argv) {
 
   std::vector<Layer> layers;
   auto* const x = device_array<__nv_bfloat16>(size_t{kMaxRows} * kHidden);
-  auto* const out = device_array<__nv_bfloat16>(size_t{kMaxRows} * kHidden);
+  RmsNormParams norm = {.residual = device_array<__nv_bfloat16>(size_t{kMaxRows} * kHidden),
+                        .weight = device_copy(std::vector<float>(kHidden, 1.0f)),
+                        .out = device_array<__nv_bfloat16>(size_t{kMaxRows} * kHidden),
+                        .width = kHidden,
+                        .dtype = DType::kBF16};
   auto* const route_space =
       device_array<uint8_t>(route_experts_workspace_bytes_cuda(kMaxRows, kExperts));
   auto* const space = device_array<uint8_t>(
@@ -166,7 +159,7 @@ int main(int argc, char** argv) {
     Layer& layer = layers.emplace_back(random_layer(kind, i + 1));
     layer.route.x = layer.experts.x = x;
     layer.route.workspace = route_space;
-    layer.experts.out = out;
+    layer.experts.terms = &norm.terms;
     layer.experts.workspace = space;
   }
 
@@ -179,9 +172,12 @@ int main(int argc, char** argv) {
         return graph_us(stream, kRepeats,
                         [&] {
                           for (Layer& layer : layers) {
-                            layer.route.num_rows = layer.experts.num_rows = num_rows;
+                            layer.route.num_rows = layer.experts.num_rows = norm.num_rows =
+                                num_rows;
                             if (routes) CHECK_CUDA(route_experts_cuda(layer.route, stream));
-                            if (multiplies) CHECK_CUDA(experts_cuda(layer.experts, stream));
+                            if (!multiplies) continue;
+                            CHECK_CUDA(experts_cuda(layer.experts, stream));
+                            CHECK_CUDA(rms_norm_cuda(norm, stream));
                           }
                         }) /
                kLayers;
@@ -194,7 +190,7 @@ int main(int argc, char** argv) {
       const double tflops = 6e-6 * num_rows * kTopK * kHidden * kInner / layer_us;
       std::printf(
           "%s, %4d rows: %5.1f experts, floor %6.1f us, layer %7.1f us (%.2f x floor, %5.1f us "
-          "over, %5.1f TFLOP/s), router alone %5.1f us, experts alone %7.1f us\n",
+          "over, %5.1f TFLOP/s), router alone %5.1f us, experts and norm %7.1f us\n",
           shared > 0 ? "skewed " : "uniform", num_rows, distinct, floor_us, layer_us,
           layer_us / floor_us, layer_us - floor_us, tflops, route_us, experts_us);
       std::fflush(stdout);

@@ -16,9 +16,7 @@ namespace {
 
 using namespace cuda;
 
-constexpr int kColumns = 8;      // of a thread
-constexpr int kSlotsAtOnce = 8;  // whose loads are under way together
-constexpr int kMaxThreads = 256;
+constexpr int kColumns = 8;  // of a thread
 constexpr int kGatherWarps = 8;
 constexpr int kMinSlots = 2;           // of a ring
 constexpr int kStreamTileRows = 8;     // of a stream's tile
@@ -51,45 +49,6 @@ __global__ void __launch_bounds__(32 * kGatherWarps)
       const int column = first + i * kStride;
       if (column < width) store_pack(to + place * width + column, packs[i]);
     }
-  }
-}
-
-/// A block for each row: its experts' rows, added in their order. `place`: where a pair's row lies;
-/// null: at its number.
-__global__ void __launch_bounds__(kMaxThreads)
-    combine_kernel(const __nv_bfloat16* down, const int32_t* place, const int32_t* expert,
-                   const float* weight, __nv_bfloat16* out, int width, int top_k) {
-  allow_next_kernel();
-  const int row = blockIdx.x;
-  wait_for_previous_kernel();
-  for (int column = threadIdx.x * kColumns; column < width; column += blockDim.x * kColumns) {
-    FloatPack<kColumns> sum = {};
-    for (int first = 0; first < top_k; first += kSlotsAtOnce) {
-      int of[kSlotsAtOnce];
-      float factor[kSlotsAtOnce];
-      Bf16Pack<kColumns> term[kSlotsAtOnce];
-#pragma unroll
-      for (int s = 0; s < kSlotsAtOnce; ++s) {
-        const int pair = row * top_k + min(first + s, top_k - 1);
-        of[s] = first + s < top_k ? __ldcg(expert + pair) : -1;
-        factor[s] = __ldcg(weight + pair);
-        // What lies at the number of a pair without an expert is read, but not used. Its place is
-        // read, too, for nothing then waits for the expert.
-        const int at = place == nullptr ? pair : __ldcg(place + pair);
-        const int64_t from = place != nullptr && of[s] < 0 ? 0 : at;
-        term[s] = load_pack<Bf16Pack<kColumns>>(down + from * width + column);
-      }
-#pragma unroll
-      for (int s = 0; s < kSlotsAtOnce; ++s) {
-        if (of[s] < 0) continue;
-        const auto row_of_down = to_floats(term[s]);
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          sum.x[c] = __fmaf_rn(factor[s], row_of_down.x[c], sum.x[c]);
-        }
-      }
-    }
-    store_pack(out + int64_t{row} * width + column, to_bf16(sum));
   }
 }
 
@@ -194,7 +153,7 @@ bool is_legal(const ExpertsParams& params) {
          gate_up.num_outputs == 2 * down.num_inputs && gate_up.num_inputs == down.num_outputs &&
          params.gate_up.count == params.down.count && params.down.count <= kMaxExperts &&
          params.top_k >= 1 && params.top_k <= std::min(kMaxTopExperts, params.down.count) &&
-         are_aligned(params.x, params.out, params.expert, params.workspace);
+         params.terms != nullptr && are_aligned(params.x, params.expert, params.workspace);
 }
 
 /// The kernels of a layer's experts, one after the other.
@@ -204,8 +163,7 @@ class ExpertsLaunch {
       : params_(params),
         stream_(stream),
         num_pairs_(params.num_rows * params.top_k),
-        width_(params.down.first.num_outputs),
-        num_threads_(std::min(kMaxThreads, ceil_div(width_ / kColumns, 32) * 32)) {
+        width_(params.down.first.num_outputs) {
     const Places places(params.num_rows, params.top_k, width_, params.down.first.num_inputs,
                         params.down.count);
     auto* const base = static_cast<uint8_t*>(params.workspace);
@@ -249,8 +207,8 @@ class ExpertsLaunch {
     job.weights = params_.down;
     job.x = inner_;
     job.out = hidden_;
-    error = launch_products<false>(job, num_tiles, stream_);
-    return error != cudaSuccess ? error : combine(nullptr);
+    leave_terms(nullptr);
+    return launch_products<false>(job, num_tiles, stream_);
   }
 
   int multiply_in_tiles() {
@@ -263,19 +221,17 @@ class ExpertsLaunch {
     if (error != cudaSuccess) return error;
     error = multiply_tiles({params_.gate_up, hidden_, inner_, pairs_, num_pairs_, rows}, stream_);
     if (error != cudaSuccess) return error;
-    error = multiply_tiles({params_.down, inner_, hidden_, pairs_, num_pairs_, rows}, stream_);
-    return error != cudaSuccess ? error : combine(pairs_.place);
+    leave_terms(pairs_.place);
+    return multiply_tiles({params_.down, inner_, hidden_, pairs_, num_pairs_, rows}, stream_);
   }
 
-  int combine(const int32_t* place) {
-    return launch(combine_kernel, dim3(params_.num_rows), dim3(num_threads_), 0, stream_, hidden_,
-                  place, params_.expert, params_.weight, static_cast<__nv_bfloat16*>(params_.out),
-                  width_, params_.top_k);
+  void leave_terms(const int32_t* place) const {
+    *params_.terms = {hidden_, place, params_.expert, params_.weight, params_.top_k};
   }
 
   const ExpertsParams& params_;
   void* stream_;
-  int num_pairs_, width_, num_threads_;
+  int num_pairs_, width_;
   SortedPairs pairs_;
   __nv_bfloat16 *inner_, *hidden_;
 };

@@ -5,6 +5,7 @@
 
 #include "kernels/common/exec.h"
 #include "kernels/common/expert_counts.h"
+#include "kernels/common/row_terms.h"
 #include "kernels/linear/linear_stack.h"
 
 namespace openspec {
@@ -56,14 +57,17 @@ void route_experts_cpu(const ExecContext& exec, const RouteParams& params);
 /// not.
 ///
 /// On CUDA: bf16, kTiles weights. Which experts have rows is found out on the device: launches
-/// depend on the number of rows alone.
+/// depend on the number of rows alone. Rows are left as their terms: in the workspace, in `expert`
+/// and in `weight`, which stay as they are until these are added up. All but the terms' rows may be
+/// read before the wait of the kernel after this op's.
 struct ExpertsParams {
   LinearStack gate_up;              // [2 * intermediate_size, hidden_size] each, SwiGLU, one split
   LinearStack down;                 // [hidden_size, intermediate_size] each, one split
   const void* x = nullptr;          // [num_rows, hidden_size] dtype
   const int32_t* expert = nullptr;  // [num_rows, top_k] rising along a row; CUDA, -1: none
   const float* weight = nullptr;    // [num_rows, top_k]
-  void* out = nullptr;              // [num_rows, hidden_size] dtype; aliases nothing
+  void* out = nullptr;              // CPU: [num_rows, hidden_size] dtype; aliases nothing
+  RowTerms* terms = nullptr;  // CUDA, on the host: those of out's rows, as the launch leaves them
   int num_rows = 0;
   int top_k = 0;
   DType dtype = DType::kF32;

@@ -302,8 +302,9 @@ __device__ __forceinline__ void write_units(const ExpertsJob& job,
   }
 }
 
-/// Gate and up is a fence, so that down may read how rows are routed, and fill its ring, before its
-/// wait. Two blocks are to fit a multiprocessor: while one waits for itself, the other multiplies.
+/// Gate and up is a fence, so that down, and the norm after it, may read how rows are routed before
+/// their wait; down fills its ring then. Two blocks are to fit a multiprocessor: while one waits
+/// for itself, the other multiplies.
 template <WeightForm kForm, int kTiles, bool kIsGateUp>
 __global__ void __launch_bounds__(kStreamThreads, 2) experts_kernel(ExpertsJob job) {
   if constexpr (!kIsGateUp) allow_next_kernel();

@@ -105,7 +105,7 @@ class WeightFeed {
                                        WeightRing<kForm>& ring, int slot) {
     if (steps_left_ == 0) return;
     const int num_steps = min(steps_left_, kSlotSteps);
-    ring.fill(slot, at_, num_steps, /*is_read_once=*/false);  // but for other rows too
+    ring.fill(slot, at_, num_steps, /*is_read_once=*/false);  // blocks for other rows do, too
     at_ += num_steps * step_bytes(kForm);
     steps_left_ -= num_steps;
     if (steps_left_ > 0) return;

@@ -20,15 +20,23 @@ using cuda::max_warps;
 // One block per row, kColumns neighbouring columns a thread. How a width is dealt to threads
 // depends on the width alone, and with it the order of a row's sum.
 
-// A decode step runs this beside two linears: a norm that does not fit next to them delays the
-// second. Two blocks of 8 warps with 96 registers a thread leave 4096 registers in each quarter of
-// an SM: three of ten warps with 40 (width 2560), two of eight with 64 (width 4096).
-constexpr int max_registers(int columns) { return columns < 16 ? 40 : 64; }
-
-// What is added to the residual: nothing, a bf16 delta, or partials, so many of them loaded at
-// once.
+// What is added to the residual: nothing, a bf16 delta, weighted terms, or partials, so many of
+// them loaded at once.
 constexpr int kNoDelta = 0;
 constexpr int kRowDelta = -1;
+constexpr int kTermDelta = -2;
+
+// A decode step runs this beside two linears: a norm that does not fit next to them delays the
+// second. Two blocks of 8 warps with 96 registers a thread leave 4096 registers in each quarter of
+// an SM: three of ten warps with 40 (width 2560), two of eight with 64 (width 4096). Beside the
+// blocks of experts none fits, and one of terms has what its loads take. `delta`: as above.
+constexpr int max_registers(int columns, int delta) {
+  return delta == kTermDelta ? 80 : columns < 16 ? 40 : 64;
+}
+
+/// Terms of a row whose loads are under way together.
+template <int kColumns>
+inline constexpr int kTermsAtOnce = kColumns < 16 ? 8 : 4;
 
 /// What leaves every number as it is that is added to it, zeros of both signs included.
 template <int kColumns>
@@ -77,8 +85,52 @@ __device__ __forceinline__ FloatPack<kColumns> sum_partials(const float* first, 
   return sum;
 }
 
+/// Some terms of a row, from `first` on: where they lie; -1: there is none.
+template <int kAtOnce>
+struct SomeTerms {
+  int place[kAtOnce];
+  float weight[kAtOnce];
+
+  __device__ __forceinline__ void load(const RowTerms& of, int row, int first) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int term = row * of.num_terms + min(first + i, of.num_terms - 1);
+      const int at = of.place == nullptr ? term : __ldcg(of.place + term);
+      place[i] = first + i < of.num_terms && __ldcg(of.owner + term) >= 0 ? at : -1;
+      weight[i] = __ldcg(of.weight + term);
+    }
+  }
+};
+
+/// Those of the thread's columns, added up in order. `some` are the first.
+template <int kColumns, int kAtOnce>
+__device__ __forceinline__ FloatPack<kColumns> sum_terms(const RowTerms& of, int row,
+                                                         SomeTerms<kAtOnce> some, int64_t width,
+                                                         int column) {
+  FloatPack<kColumns> sum{};
+  const auto* const rows = static_cast<const uint16_t*>(of.rows) + column;
+#pragma unroll 1
+  for (int first = 0;;) {
+    Bf16Pack<kColumns> term[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {  // what is not there is read, too, so that nothing waits
+      term[i] = cuda::load_pack<Bf16Pack<kColumns>>(rows + max(some.place[i], 0) * width);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (some.place[i] < 0) continue;
+      const FloatPack<kColumns> x = cuda::to_floats(term[i]);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) sum.x[c] = fmaf(some.weight[i], x.x[c], sum.x[c]);
+    }
+    first += kAtOnce;
+    if (first >= of.num_terms) return sum;
+    some.load(of, row, first);
+  }
+}
+
 template <int kColumns, int kDelta, bool kStarts>
-__global__ void __maxnreg__(max_registers(kColumns))
+__global__ void __maxnreg__(max_registers(kColumns, kDelta))
     rms_norm_kernel(RmsNormParams params, float inverse_width) {
   cuda::allow_next_kernel();
   const int width = params.width;
@@ -88,10 +140,12 @@ __global__ void __maxnreg__(max_registers(kColumns))
   // The weights are on their way to L2 while the kernel before this one finishes; they are read
   // after the partials, whose registers they take over, and arrive while the block sums.
   cuda::fetch_to_cache(params.weight + column);
+  const int row = blockIdx.x;
+  [[maybe_unused]] SomeTerms<kTermsAtOnce<kColumns>> terms;
+  if constexpr (kDelta == kTermDelta) terms.load(params.terms, row, 0);
   cuda::wait_for_previous_kernel();
 
-  int64_t row = blockIdx.x;
-  const int64_t at = row * width + column;
+  const int64_t at = int64_t{row} * width + column;
   uint16_t* residual = static_cast<uint16_t*>(params.residual) + at;
   Bf16Pack<kColumns> bits = negative_zeros<kColumns>();
   if constexpr (!kStarts) bits = cuda::load_pack<Bf16Pack<kColumns>>(residual);
@@ -100,6 +154,8 @@ __global__ void __maxnreg__(max_registers(kColumns))
     if constexpr (kDelta == kRowDelta) {
       const uint16_t* from = static_cast<const uint16_t*>(params.delta) + at;
       delta = cuda::to_floats(cuda::load_pack<Bf16Pack<kColumns>>(from));
+    } else if constexpr (kDelta == kTermDelta) {
+      delta = cuda::round_to_bf16(sum_terms<kColumns>(params.terms, row, terms, width, column));
     } else {
       const int64_t stride = static_cast<int64_t>(params.num_rows) * width;
       delta = cuda::round_to_bf16(
@@ -124,13 +180,14 @@ __global__ void __maxnreg__(max_registers(kColumns))
   if (!params.rounds_once) x = cuda::round_to_bf16(x);
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) x.x[c] *= weight.x[c];
-  const int64_t out_at = row * params.out_stride + column;
+  const int64_t out_at = int64_t{row} * params.out_stride + column;
   if (is_inside) cuda::store_pack(static_cast<uint16_t*>(params.out) + out_at, cuda::to_bf16(x));
 }
 
 template <int kColumns, bool kStarts>
 auto kernel_with_delta(const RmsNormParams& params) {
   if (params.delta != nullptr) return rms_norm_kernel<kColumns, kRowDelta, kStarts>;
+  if (params.terms.rows != nullptr) return rms_norm_kernel<kColumns, kTermDelta, kStarts>;
   if (params.num_partials % 4 == 0) return rms_norm_kernel<kColumns, 4, kStarts>;
   if (params.num_partials % 2 == 0) return rms_norm_kernel<kColumns, 2, kStarts>;
   return rms_norm_kernel<kColumns, 1, kStarts>;
@@ -141,7 +198,7 @@ int launch_rms_norm(const RmsNormParams& params, void* stream) {
   const int num_warps = cuda::num_row_warps(params.width);
   const float inverse_width = 1.0f / static_cast<float>(params.width);
   auto* kernel = rms_norm_kernel<kColumns, kNoDelta, false>;
-  if (params.delta != nullptr || params.delta_partials != nullptr) {
+  if (params.delta != nullptr || params.delta_partials != nullptr || params.terms.rows != nullptr) {
     kernel = params.starts_residual ? kernel_with_delta<kColumns, true>(params)
                                     : kernel_with_delta<kColumns, false>(params);
   }
@@ -225,8 +282,8 @@ int rms_norm_cuda(const RmsNormParams& given, void* stream) {
   RmsNormParams params = given;
   if (params.out_stride == 0) params.out_stride = params.width;
   if (params.residual_stride == 0) params.residual_stride = params.width;
-  const int num_deltas =
-      (params.delta != nullptr) + (params.delta_partials != nullptr) + (params.exchange != nullptr);
+  const int num_deltas = (params.delta != nullptr) + (params.delta_partials != nullptr) +
+                         (params.exchange != nullptr) + (params.terms.rows != nullptr);
   const bool has_delta = num_deltas > 0;
   const bool is_wide = params.width > kMaxWidth || params.residual_stride != params.width;
   if (params.dtype != DType::kBF16 || params.width <= 0 || params.width % 16 != 0 ||
@@ -234,9 +291,9 @@ int rms_norm_cuda(const RmsNormParams& given, void* stream) {
       params.out_stride % 8 != 0 || params.residual_stride < params.width ||
       params.residual_stride % 8 != 0 || (params.starts_residual && !has_delta) ||
       (params.delta_partials != nullptr && params.num_partials < 1) ||
-      !has_legal_exchange(params) ||
-      !cuda::are_aligned(params.residual, params.delta, params.delta_partials, params.weight,
-                         params.out)) {
+      (params.terms.rows != nullptr && params.terms.num_terms < 1) || !has_legal_exchange(params) ||
+      !cuda::are_aligned(params.residual, params.delta, params.delta_partials, params.terms.rows,
+                         params.weight, params.out)) {
     return cudaErrorInvalidValue;
   }
   if (params.num_rows == 0) return cudaSuccess;

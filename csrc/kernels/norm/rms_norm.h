@@ -1,6 +1,7 @@
 #pragma once
 
 #include "kernels/common/exec.h"
+#include "kernels/common/row_terms.h"
 
 namespace openspec {
 
@@ -29,6 +30,8 @@ struct RmsNormParams {
   const void* delta = nullptr;            // [num_rows, width] dtype, or null
   const float* delta_partials = nullptr;  // [num_partials, num_rows, width], instead of delta
   int num_partials = 0;
+  // CUDA, instead of delta: its rows' terms. All but `rows` is read before the kernel's wait.
+  RowTerms terms = {};
   // CUDA, instead of delta_partials: the sums come through the rank's inbox, whose current round is
   // taken. An even number of them; the residual is not started so.
   const Exchange* exchange = nullptr;

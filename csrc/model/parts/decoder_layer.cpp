@@ -329,6 +329,7 @@ void DecoderPass::norm(void* residual, const float* weight, void* out, int64_t o
                                 .delta = due_.rows,
                                 .delta_partials = due_.partials,
                                 .num_partials = due_.num_partials,
+                                .terms = due_.terms,
                                 .starts_residual = starts_,
                                 .weight = weight,
                                 .out = out,

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/common/exec.h"
+#include "kernels/common/row_terms.h"
 #include "kernels/linear/packed_linear.h"
 #include "model/parts/forward_limits.h"
 #include "model/parts/layer_spec.h"
@@ -85,12 +86,13 @@ struct LogitsHead {
   SumExchange* exchange = nullptr;  // by which other ranks' columns come, whose shards are not here
 };
 
-/// A linear's output on its way to the norm that adds it to a residual stream: [num_rows,
-/// hidden_size], or the sums of the weight's splits apart.
+/// What a part puts out on its way to the norm that adds it to a residual stream: [num_rows,
+/// hidden_size], the sums of a linear's splits apart, or rows' terms.
 struct Delta {
   const void* rows = nullptr;
   const float* partials = nullptr;
   int num_partials = 0;
+  RowTerms terms = {};
   // Of a weight whose other inputs are other ranks': the product itself, which is put off until
   // the norm, so that each slice of many rows is normed before the sums of the next are sent.
   const PackedLinear* weight = nullptr;

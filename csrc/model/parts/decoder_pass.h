@@ -67,8 +67,11 @@ class DecoderPass {
   void mlp(const DecoderLayer& layer, const void* x);
   /// What a part of another kind puts out, as `attend` and `mlp` do: x W^T.
   void add_product(const PackedLinear& weight, const void* x);
-  /// The same as rows [num_rows, hidden_size], which stay until the next `norm`.
-  void add_rows(const void* rows) { due_ = {.rows = rows}; }
+  /// What such a part puts out as rows [num_rows, hidden_size], or, null, as their terms. They stay
+  /// until the next `norm`.
+  void add_rows(const void* rows, const RowTerms& terms = {}) {
+    due_ = {.rows = rows, .terms = terms};
+  }
   /// x [num_rows, hidden_size] convolved, for `attend` or `mlp`. What is due after them is
   /// convolved with the other coefficients; it lies in `normed` then, until the next `norm`.
   const void* convolve(const BlockConv& conv, const void* x);

@@ -57,7 +57,8 @@ ExpertsPart::Places ExpertsPart::plan(const ExpertsSpec& spec, int hidden_size, 
   at.counts = areas.take(1, sizeof(ExpertCounts));
   at.expert = areas.take(limits.max_rows, choices * sizeof(int32_t));
   at.weight = areas.take(limits.max_rows, choices * sizeof(float));
-  at.out = areas.take(limits.max_rows, static_cast<size_t>(hidden_size) * dtype_bytes(dtype));
+  at.out = areas.take(device == Device::kCpu ? limits.max_rows : 0,
+                      static_cast<size_t>(hidden_size) * dtype_bytes(dtype));
   at.workspace = areas.take(1, workspace_bytes(spec, hidden_size, dtype, device, limits.max_rows));
   at.total = areas.bytes;
   return at;
@@ -86,7 +87,9 @@ void ExpertsPart::run(const ExecContext& exec, DecoderPass& pass, const ExpertsL
                       const void* x, const RowBatch& rows) {
   auto* expert = reinterpret_cast<int32_t*>(buffer_.at(at_.expert));
   auto* weight = reinterpret_cast<float*>(buffer_.at(at_.weight));
-  void *out = buffer_.at(at_.out), *workspace = buffer_.at(at_.workspace);
+  void* workspace = buffer_.at(at_.workspace);
+  void* out = exec.device == Device::kCpu ? buffer_.at(at_.out) : nullptr;
+  RowTerms terms;  // of what comes out on CUDA
   ops::route_experts(exec, {.router = layer.router,
                             .num_experts = spec_.num_experts,
                             .x = x,
@@ -104,12 +107,13 @@ void ExpertsPart::run(const ExecContext& exec, DecoderPass& pass, const ExpertsL
                       .expert = expert,
                       .weight = weight,
                       .out = out,
+                      .terms = &terms,
                       .num_rows = rows.num_rows,
                       .top_k = spec_.top_k,
                       .dtype = dtype_,
                       .counts = counts_,
                       .workspace = workspace});
-  pass.add_rows(out);
+  pass.add_rows(out, terms);
 }
 
 }  // namespace openspec

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda/linear_fp8_testing.h"
+#include "kernels/norm/rms_norm.h"
 
 using namespace openspec;
 using namespace openspec::testing;
@@ -38,6 +39,34 @@ struct Rows {
   std::vector<uint16_t> out;
 };
 
+/// Rows that are added up: a residual that their terms start. All its memory is there before, so
+/// that the norm overlaps the kernel before it as in a step.
+class Sum {
+ public:
+  Sum(int width, const DeviceBuffer& out)
+      : width_(width),
+        out_(out),
+        weight_(std::vector<float>(static_cast<size_t>(width), 1.0f)),
+        normed_(out.bytes()) {}
+
+  void add_up(const RowTerms& terms) const {
+    CHECK_CUDA(rms_norm_cuda({.residual = out_.data(),
+                              .terms = terms,
+                              .starts_residual = true,
+                              .weight = weight_.as<float>(),
+                              .out = normed_.data(),
+                              .num_rows = static_cast<int>(out_.bytes()) / 2 / width_,
+                              .width = width_,
+                              .dtype = DType::kBF16},
+                             nullptr));
+  }
+
+ private:
+  int width_;
+  const DeviceBuffer& out_;
+  const DeviceBuffer weight_, normed_;
+};
+
 /// A router and experts on the device.
 class Experts {
  public:
@@ -59,6 +88,7 @@ class Experts {
     const DeviceBuffer route_space(route_experts_workspace_bytes_cuda(num_rows, layer.num_experts));
     const DeviceBuffer space(experts_workspace_bytes_cuda(num_rows, layer.hidden, layer.inner,
                                                           layer.num_experts, layer.top_k));
+    const Sum sum(layer.hidden, out);
     CHECK_CUDA(route_experts_cuda({.router = router_.first,
                                    .num_experts = layer.num_experts,
                                    .x = rows.data(),
@@ -71,18 +101,20 @@ class Experts {
                                    .dtype = DType::kBF16,
                                    .workspace = route_space.data()},
                                   nullptr));
+    RowTerms terms;
     CHECK_CUDA(experts_cuda({.gate_up = gate_up_,
                              .down = down_,
                              .x = rows.data(),
                              .expert = expert.as<int32_t>(),
                              .weight = weight.as<float>(),
-                             .out = out.data(),
+                             .terms = &terms,
                              .num_rows = num_rows,
                              .top_k = layer.top_k,
                              .dtype = DType::kBF16,
                              .counts = counts.as<ExpertCounts>(),
                              .workspace = space.data()},
                             nullptr));
+    sum.add_up(terms);
     Rows found{expert.download<int32_t>(), weight.download<float>(), out.download<uint16_t>()};
     std::set<int32_t> distinct(found.expert.begin(), found.expert.end());
     distinct.erase(-1);
@@ -108,18 +140,21 @@ class Experts {
     const DeviceBuffer weight(std::vector<float>(experts.size(), 1.0f));
     const DeviceBuffer space(experts_workspace_bytes_cuda(num_rows, layer.hidden, layer.inner,
                                                           layer.num_experts, layer.top_k));
+    const Sum sum(layer.hidden, out);
     for (int i = 0; i < num_launches; ++i) {
+      RowTerms terms;
       CHECK_CUDA(experts_cuda({.gate_up = gate_up_,
                                .down = down_,
                                .x = rows.data(),
                                .expert = expert.as<int32_t>(),
                                .weight = weight.as<float>(),
-                               .out = out.data(),
+                               .terms = &terms,
                                .num_rows = num_rows,
                                .top_k = layer.top_k,
                                .dtype = DType::kBF16,
                                .workspace = space.data()},
                               nullptr));
+      sum.add_up(terms);
     }
     return out.download<uint16_t>();
   }

@@ -1,6 +1,9 @@
 #include "kernels/norm/rms_norm.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
 
 #include "cuda/cuda_testing.h"
 #include "cuda/norm_testing.h"
@@ -71,13 +74,14 @@ struct Result {
   Bits out;
 };
 
-Result run_cuda(const Input& input) {
+Result run_cuda(const Input& input, const RowTerms& terms = {}) {
   const DeviceBuffer residual(input.residual), delta(input.delta), partials(input.partials),
       weight(input.weight), out(input.residual.size() * 2);
   RmsNormParams params = shape_of(input);
   params.residual = residual.data();
   if (!input.delta.empty()) params.delta = delta.data();
   if (!input.partials.empty()) params.delta_partials = partials.as<float>();
+  params.terms = terms;
   params.weight = weight.as<float>();
   params.out = out.data();
   CHECK_CUDA(rms_norm_cuda(params, nullptr));
@@ -193,6 +197,45 @@ TEST(rms_norm_of_partials_is_that_of_their_rounded_sum) {
         const Input input = random_input(rng, num_rows, width, Delta::kPartials, num_partials);
         const Result result = run_cuda(input);
         const Result summed = run_cuda(with_summed_partials(input));
+        CHECK(result.residual == summed.residual);
+        CHECK(result.out == summed.out);
+      }
+    }
+  }
+}
+
+// Terms lie in any order, and rows may lack some of them, or all.
+TEST(rms_norm_of_terms_is_that_of_their_rounded_sum) {
+  Rng rng(12);
+  for (const size_t width : {48, 320, 2048, 4096, 5120, 8192}) {
+    for (const size_t num_terms : {1, 3, 8, 10, 16}) {
+      for (const bool has_places : {false, true}) {
+        Input input = random_input(rng, 23, width, Delta::kNone);
+        const size_t count = input.num_rows * num_terms;
+        const Bits rows = to_bf16(rng.normals(count * width));
+        const std::vector<float> weight = rng.normals(count);
+        std::vector<int32_t> owner(count), place(count);
+        std::iota(place.begin(), place.end(), 0);
+        if (has_places) std::shuffle(place.begin(), place.end(), std::mt19937(1));
+        for (int32_t& o : owner) o = rng.integer(-1, 6);
+        std::fill_n(owner.begin(), num_terms, -1);
+        for (size_t row = 0; row < input.num_rows; ++row) {
+          std::vector<float> sum(width, 0.0f);
+          for (size_t term = row * num_terms; term < (row + 1) * num_terms; ++term) {
+            const auto from = static_cast<size_t>(place[term]) * width;
+            for (size_t i = 0; i < width && owner[term] >= 0; ++i) {
+              sum[i] = std::fma(weight[term], from_bf16(rows[from + i]), sum[i]);
+            }
+          }
+          for (const float value : sum) input.delta.push_back(to_bf16(value));
+        }
+        const DeviceBuffer terms(rows), places(place), owners(owner), weights(weight);
+        RowTerms given = {terms.data(), nullptr, owners.as<int32_t>(), weights.as<float>(),
+                          static_cast<int>(num_terms)};
+        if (has_places) given.place = places.as<int32_t>();
+        const Result summed = run_cuda(input);
+        input.delta.clear();
+        const Result result = run_cuda(input, given);
         CHECK(result.residual == summed.residual);
         CHECK(result.out == summed.out);
       }
