@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     harness.DEVICE = config.getoption("--device")
-    harness.IS_FULL = config.getoption("--full")
+    harness.IS_FULL = config.getoption("--full") or harness.DEVICE == "cuda"
     harness.NUM_THREADS = 2 if harness.IS_FULL else 1
     # What the shell sets is for its own servers.
     for name in [name for name in os.environ if name.startswith("OPENSPEC_")]:
@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if harness.runs_all():
+    if harness.IS_FULL:
         return
     items[:], left_out = pairs.split(items)
     config.hook.pytest_deselected(items=left_out)
@@ -58,7 +58,7 @@ def short_timing() -> Iterator[None]:
 
     What it finds decides when there are drafts, and the text must not depend on that.
     """
-    if harness.IS_FULL or harness.DEVICE != "cpu":
+    if harness.IS_FULL:
         yield
         return
     with pytest.MonkeyPatch.context() as patch:

@@ -162,7 +162,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """
     drafters = [*available_drafters(), *VARIANTS, *PYTHON_DRAFTERS]
     targets = [EMBEDDED, *other_targets.NAMES]
-    if not harness.runs_all():
+    if not harness.IS_FULL:
         drafters = [name for name in drafters if name not in LEFT_TO_FULL]
         targets = targets if metafunc.module.__name__ == MEETS_TARGETS else [EMBEDDED]
     for name, values in (("drafter_name", drafters), ("target_name", targets)):

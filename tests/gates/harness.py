@@ -22,9 +22,9 @@ from openspec.text.tokenizer import Tokenizer
 DEVICE = "cpu"
 """Set by the option --device."""
 IS_FULL = False
-"""Set by the option --full."""
+"""Whether every combination of the gates' parameters runs; set by --full and --device cuda."""
 NUM_THREADS = 1
-"""Of each engine; set by the option --full. Two workers with an engine each fill two cores."""
+"""Of each engine, more where all runs. Two workers with an engine each fill two cores."""
 MODEL: str | None = None
 """Folder of the target; set by the fixture `target_name`. None: the embedded model."""
 PAGE_SIZE = 16
@@ -34,11 +34,6 @@ PLAIN: dict[str, object] = {"method": "none", "enable_prefix_caching": False}
 def imported(name: str) -> Any:
     """A module of the tests' requirements, which only a machine for CUDA may lack."""
     return pytest.importorskip(name) if DEVICE == "cuda" else importlib.import_module(name)
-
-
-def runs_all() -> bool:
-    """Whether every combination of the gates' parameters runs."""
-    return IS_FULL or DEVICE == "cuda"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 
-import jsonschema_rs
 import msgspec
 import numpy as np
 import pytest
@@ -29,6 +28,8 @@ from tests.gates.grammars import (
 )
 from tests.gates.harness import kv_memory, run, texts
 from tests.gates.workload import jobs
+
+jsonschema_rs = harness.imported("jsonschema_rs")
 
 
 @pytest.mark.by_turns
