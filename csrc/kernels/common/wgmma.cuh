@@ -104,8 +104,8 @@ __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap& map, in
       : "memory");
 }
 
-/// Of copies that are the only ones of what they read, `is_read_once`: that is the first to leave
-/// the second-level cache. Other copies name no policy, for `evict_normal` is slower than none.
+/// What no other copy reads (`is_read_once`) leaves the second-level cache first. Other copies name
+/// no policy: `evict_normal` is slower than none.
 __device__ __forceinline__ uint64_t first_to_leave() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
