@@ -33,7 +33,9 @@ from openspec.adapt.decide import Measured
 from openspec.adapt.heads.parts import Lesson
 from openspec.adapt.loop import Schedule, Trainer
 from openspec.adapt.replay import Replay
-from openspec.adapt.scoring import Price, StepPrices, Tally
+from openspec.adapt.scoring import TIMED_LOOPS, Price, StepPrices, Tally, step_prices
+from openspec.adapt.texts import Text
+from openspec.config import config_from_settings
 from openspec.engine.core.engine_core import EngineCore
 from openspec.errors import ConfigError
 from tests.serve.real_server import real_server
@@ -440,8 +442,16 @@ class Watched:
         self.within(torch.nn.utils, "clip_grad_norm_")  # of a step
         self.within(shadow, "tallies")
         self.within(run, "with_vocabulary")
-        monkeypatch.setattr(run, "step_prices", lambda *_: StepPrices(Price(1.0), Price(2.0)))
-        monkeypatch.setattr(shadow, "step_prices", lambda *_: StepPrices(Price(1.0), Price(2.0)))
+        self.within(self, "prices")  # test_times_are_taken_in_pieces has the own ones
+        for module in (run, shadow):
+            monkeypatch.setattr(module, "step_prices", self.priced)
+
+    def priced(self, *given: Any) -> StepPrices:
+        with given[-1]():
+            return self.prices()
+
+    def prices(self) -> StepPrices:
+        return StepPrices(Price(1.0), Price(2.0))
 
     def within(self, owner: Any, name: str) -> None:
         own = getattr(owner, name)
@@ -515,7 +525,7 @@ def test_all_work_of_a_turn_is_in_pieces(
         assert "the server drafts with it as version 1" in capsys.readouterr().out
         assert (out / "model.safetensors").is_file()
         training = {"mixed_precision", "clip_grad_norm_"}
-        others = {"step", "__enter__", "tallies", "with_vocabulary"}
+        others = {"step", "__enter__", "tallies", "with_vocabulary", "prices"}
         assert watched.seen.keys() == training | others
         assert watched.seen["clip_grad_norm_"] >= 2
         # A text is a piece, a row of a lesson, a step of the engine: no piece is several of them.
@@ -523,10 +533,32 @@ def test_all_work_of_a_turn_is_in_pieces(
         watched.seen.clear()
         more = f"--heads {SHIPPED},{out} --prompts {prompts} --server {fake.url}".split()
         assert main(["decide", *TEXTS, *more]) == 0
-        assert watched.seen.keys() == {"step", "__enter__", "tallies"}
+        assert watched.seen.keys() == {"step", "__enter__", "tallies", "prices"}
         assert len(watched.threads) == 1
     clocks = [getattr(one.clock, "__func__", one.clock) for one in watched.schedules]
     assert clocks == [Duty.clock, time.monotonic]  # of the trial, and of --minutes
+
+
+def test_times_are_taken_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece loads the engine, and each loop is one; between two the engine does nothing."""
+    depth, num_pieces, own = 0, 0, EngineCore.step
+
+    @contextmanager
+    def piece() -> Iterator[None]:
+        nonlocal depth, num_pieces
+        depth, num_pieces = depth + 1, num_pieces + 1
+        yield
+        depth -= 1
+
+    def step(core: EngineCore) -> Any:
+        assert depth == 1
+        return own(core)
+
+    monkeypatch.setattr(EngineCore, "step", step)
+    config = config_from_settings({"method": "eagle3", "num_threads": 1, "max_model_len": 200})
+    texts = [Text(list(range(60)), 20), Text(list(range(80)), 40)]
+    step_prices(config.with_folders(), Path(SHIPPED), 3, texts, 1, piece)
+    assert num_pieces == 1 + 2 * TIMED_LOOPS
 
 
 def test_a_trial_lasts_as_long_beside_a_busy_server(monkeypatch: pytest.MonkeyPatch) -> None:

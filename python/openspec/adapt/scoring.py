@@ -12,8 +12,8 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +30,8 @@ from openspec.engine.core.engine_core import EngineCore
 from openspec.engine.load import load_engine
 from openspec.errors import ConfigError
 from openspec.messages import EngineRequest, SamplingParams, SpeculativeOptions
+
+Piece = Callable[[], AbstractContextManager[object]]
 
 TIMED_LOOPS, TIMED_ARRIVALS = 3, 6
 """Loops that are timed, and the requests in each that come while others go on."""
@@ -77,9 +79,12 @@ class StepPrices:
 
 
 def step_prices(
-    config: EngineConfig, folder: Path, num_drafts: int, texts: Sequence[Text], num_requests: int
-) -> StepPrices:
+    config: EngineConfig, folder: Path, num_drafts: int, texts: Sequence[Text], num_requests: int,
+    piece: Piece = nullcontext,
+) -> StepPrices:  # fmt: skip
     """What steps and prompts of `texts` take with the head in `folder`, whatever its numbers.
+
+    Loading the engine is a `piece` of work, and so is each loop that is timed.
 
     Raises:
         ConfigError: the engine does not take the head, or answers have no room for steps.
@@ -94,11 +99,17 @@ def step_prices(
         enable_prefix_caching=False,
         gpu_memory_utilization=min(config.gpu_memory_utilization, ENGINE_SHARE),
     )
-    with closing(load_engine(timed)) as core:
-        return StepPrices(*(price(core, texts, num_requests, drafts=d) for d in (False, True)))
+    with piece():
+        core = load_engine(timed)
+    with closing(core):
+        both = (price(core, texts, num_requests, drafts=d, piece=piece) for d in (False, True))
+        return StepPrices(*both)
 
 
-def price(core: EngineCore, texts: Sequence[Text], num_requests: int, *, drafts: bool) -> Price:
+def price(
+    core: EngineCore, texts: Sequence[Text], num_requests: int, *, drafts: bool,
+    piece: Piece = nullcontext,
+) -> Price:  # fmt: skip
     """Of three loops the middle one; an engine's own times of steps know none between two.
 
     Prompts are of the mean length. At first all places of an answer are there, each in another
@@ -133,28 +144,34 @@ def price(core: EngineCore, texts: Sequence[Text], num_requests: int, *, drafts:
     ]
     found = []
     for _ in range(TIMED_LOOPS):
-        for request in requests:
-            core.add_request(request)
-        known, ends = set[str](), list[tuple[float, int, int]]()
-        while core.has_work:
-            names = {output.request_id for output in core.step()}
-            if names and num_requests <= len(names | known) and len(known) < len(requests):
-                ends.append((time.perf_counter(), len(names | known), len(names & known)))
-            known |= names
-            if len(known) == len(requests):  # nothing is timed after that
-                for request in requests:
-                    core.abort(request.request_id)
-        whole = [b[0] - a[0] for a, b in itertools.pairwise(ends) if b[2] == num_requests]
-        if not whole:
-            raise ConfigError(
-                f"--num-requests {num_requests}: answers end before all have begun; lower it, or "
-                "raise --max-model-len or --max-num-batched-tokens"
-            )
-        step = statistics.mean(whole) / num_requests
-        rest = ends[-1][0] - ends[0][0] - step * sum(num_going for _, _, num_going in ends[1:])
-        num_arrivals = len(requests) - ends[0][1]
-        found.append(Price(1000 * step, 1000 * rest / num_arrivals, num_requests))
+        with piece():
+            found.append(_timed(core, requests, num_requests))
     return sorted(found, key=lambda one: one.step)[TIMED_LOOPS // 2]
+
+
+def _timed(core: EngineCore, requests: Sequence[EngineRequest], num_requests: int) -> Price:
+    """Of one loop."""
+    for request in requests:
+        core.add_request(request)
+    known, ends = set[str](), list[tuple[float, int, int]]()
+    while core.has_work:
+        names = {output.request_id for output in core.step()}
+        if names and num_requests <= len(names | known) and len(known) < len(requests):
+            ends.append((time.perf_counter(), len(names | known), len(names & known)))
+        known |= names
+        if len(known) == len(requests):  # nothing is timed after that
+            for request in requests:
+                core.abort(request.request_id)
+    whole = [b[0] - a[0] for a, b in itertools.pairwise(ends) if b[2] == num_requests]
+    if not whole:
+        raise ConfigError(
+            f"--num-requests {num_requests}: answers end before all have begun; lower it, or "
+            "raise --max-model-len or --max-num-batched-tokens"
+        )
+    step = statistics.mean(whole) / num_requests
+    rest = ends[-1][0] - ends[0][0] - step * sum(num_going for _, _, num_going in ends[1:])
+    num_arrivals = len(requests) - ends[0][1]
+    return Price(1000 * step, 1000 * rest / num_arrivals, num_requests)
 
 
 @torch.no_grad()

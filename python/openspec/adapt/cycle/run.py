@@ -185,7 +185,8 @@ class Turn:
         self._say(f"{len(texts.learned)} texts, {num_tokens} tokens to learn from")
         if self.price is None:
             folder, at = self.old.start.model.folder, self.own.num_requests
-            of = step_prices(self.config, folder, self.num_drafts, texts.held_out, at)
+            count, held_out = self.num_drafts, texts.held_out
+            of = step_prices(self.config, folder, count, held_out, at, llm.around_step)
             self.price = of.drafted
         return Lessons(texts, ends, states, Shadow(states, texts, self.num_drafts, self.price))
 

@@ -132,7 +132,8 @@ def decide_heads(config: EngineConfig, own: DecideConfig) -> str:
             spec = one.start.model.head
             price = next((price for other, price in prices if other == spec), None)
             if price is None:
-                of = step_prices(config, Path(folder), count, texts.held_out, own.num_requests)
+                at, held_out = own.num_requests, texts.held_out
+                of = step_prices(config, Path(folder), count, held_out, at, llm.around_step)
                 price = of.drafted
                 prices.append((spec, price))
             states = HeadStates(llm, one.head.to(ends.embedding.device), ends)
